@@ -209,6 +209,22 @@ def read_frames(disk: Disk, path: Path) -> Frames:
     return Frames(bodies, num_bad_bytes)
 
 
+def first_frame(disk: Disk, folder: Path) -> bytes:
+    """The first frame of a run's spool; empty if it cannot be read."""
+    with contextlib.suppress(OSError):
+        for name in sorted(disk.list(folder)):
+            path = folder / name
+            with contextlib.closing(disk.open(path)) as file:
+                head = file.read(_HEAD.size)
+                if not name.startswith(_PREFIX) or len(head) < _HEAD.size:
+                    continue
+                magic, length, digest = _HEAD.unpack(head)
+                body = file.read(length) if magic == _MAGIC else b""
+                if body and _Hash(path).digest(body) == digest:
+                    return body
+    return b""
+
+
 def has_lost(disk: Disk, folder: Path) -> bool:
     """Whether outputs have left that were not written."""
     return disk.status(folder / _LOSS_NAME) is not None

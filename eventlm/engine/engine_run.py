@@ -267,7 +267,7 @@ def _attach(
             spool_writer,
             live,
             parts.registry,
-            run=header.run,
+            trace=parts.system.disk.resolve(writer.run_folder),
             boot_id=boot_id,
             origin_ns=parts.clock.origin_ns,
             num_recoveries=parts.num_recoveries,

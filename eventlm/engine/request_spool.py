@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from eventlm.bus.spool import SpoolWriter
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.request_registry import RequestRegistry
@@ -9,7 +11,7 @@ from eventlm.engine.spool.records import DrainRecords, KeptReply, Record, SpoolH
 
 
 class RequestSpool:
-    """Makes the frames of a spool. run, boot_id, origin_ns, num_recoveries: as SpoolHead has them."""
+    """Makes the frames of a spool. trace: the run's folder. The rest is as SpoolHead has it."""
 
     def __init__(
         self,
@@ -17,7 +19,7 @@ class RequestSpool:
         live: LiveRequests,
         registry: RequestRegistry,
         *,
-        run: str,
+        trace: Path,
         boot_id: str,
         origin_ns: int,
         num_recoveries: int = 0,
@@ -25,7 +27,7 @@ class RequestSpool:
         self._writer = writer
         self._live = live
         self._registry = registry
-        self._run = run
+        self._trace = trace
         self._boot_id = boot_id
         self._origin_ns = origin_ns
         self._num_recoveries = num_recoveries
@@ -45,7 +47,8 @@ class RequestSpool:
         """A segment begins with event `first_s`: its file begins with all that lives. Between two drains only."""
         live = self._live
         head = SpoolHead(
-            run=self._run,
+            run=self._trace.name,
+            trace=str(self._trace),
             boot_id=self._boot_id,
             origin_ns=self._origin_ns,
             first_s=first_s,

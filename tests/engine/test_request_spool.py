@@ -24,7 +24,7 @@ def test_it_begins_with_what_lives_and_goes_on_with_what_comes(tmp_path: Path) -
         keep_ns=1, max_bytes=2**30, now_ns=lambda: 0, cancel=lambda request: None, wake=lambda delay_ns: None
     )
     writer = SpoolWriter(SYSTEM_DISK, tmp_path / "run")
-    spool = RequestSpool(writer, live, registry, run="run", boot_id="boot", origin_ns=5)
+    spool = RequestSpool(writer, live, registry, trace=tmp_path / "runs" / "run", boot_id="boot", origin_ns=5)
     request = make_request([1, 2, 3, 4, 5], SamplingParams(max_tokens=4))
     reply, sinks = reply_with_sinks(registry, Submission(reply_id="r", is_resumable=True), [request], [print], None)
     for seq, sink in ((3, sinks[0]), (4, print)):

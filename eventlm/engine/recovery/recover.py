@@ -14,7 +14,7 @@ from eventlm.bus.bus import Bus
 from eventlm.bus.run_folder import TRACE_NAME, runs
 from eventlm.bus.segment_file import Extent, SegmentFile
 from eventlm.bus.segment_reader import SegmentReader
-from eventlm.bus.spool import has_lost, read_frames, remove_spool, spool_name
+from eventlm.bus.spool import first_frame, has_lost, read_frames, remove_spool, spool_name
 from eventlm.core.core import Core
 from eventlm.core.state.sequence import State
 from eventlm.engine.live_requests import LiveRequests, Sink
@@ -165,6 +165,7 @@ def recover(
     """
     recovered: RecoveredRun | None = None
     is_newest = True
+    _remove_orphans(disk, spool_folder)
     for folder in runs(record_folder, disk):
         spool = spool_folder / folder.name
         with contextlib.ExitStack() as stack:
@@ -184,6 +185,16 @@ def recover(
                 remove_spool(disk, spool)
             is_newest = False
     return recovered
+
+
+def _remove_orphans(disk: Disk, spool_folder: Path) -> None:
+    """Remove spools of runs whose traces are gone: nobody can go on with them."""
+    for name in disk.list(spool_folder):
+        folder = spool_folder / name
+        with contextlib.suppress(msgspec.DecodeError):
+            head = decode_frame(first_frame(disk, folder))
+            if isinstance(head, SpoolHead) and disk.status(Path(head.trace)) is None:
+                remove_spool(disk, folder)
 
 
 def _try_to_recover(

@@ -129,13 +129,14 @@ class KeptWorker(Struct, frozen=True, array_like=True):
 class SpoolHead(Struct, frozen=True, kw_only=True, tag="head", array_like=True):
     """The first frame of a spool.
 
-    boot_id: of the host; empty: not known. origin_ns: the time on its monotonic clock at which the run's clock is 0.
-    block_names: of each replicaset, the key and the next integer. num_recoveries: how often an engine has died in this
-    run.
+    trace: where the run is recorded. boot_id: of the host; empty: not known. origin_ns: the time on its monotonic clock
+    at which the run's clock is 0. block_names: of each replicaset, the key and the next integer. num_recoveries: how
+    often an engine has died in this run.
     """
 
     format: int = SPOOL_FORMAT
     run: str
+    trace: str
     first_s: int
     boot_id: str
     origin_ns: int

@@ -138,7 +138,9 @@ class CrashingSimulation(Simulation):
 
     def connect(self, header: Header, core: Core, live: LiveRequests, spool: RequestSpool | None = None) -> EngineCore:
         self.registry = self.registry if core.next_seq else self._make_followers().registry
-        spool = RequestSpool(self._spool_writer, live, self.registry, run=RUN, boot_id="", origin_ns=0)
+        spool = RequestSpool(
+            self._spool_writer, live, self.registry, trace=self.folder / "runs" / RUN, boot_id="", origin_ns=0
+        )
         if not core.next_seq:
             # A header's run is the name of its folder.
             header = structs.replace(header, run=RUN)

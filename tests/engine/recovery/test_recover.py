@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -149,6 +150,17 @@ def test_an_attempt_that_succeeds_does_not_count(tmp_path: Path) -> None:
         assert found is not None
         found.succeed(SYSTEM_DISK)
         found.file.close()
+
+
+def test_a_spool_whose_trace_is_gone_is_removed(tmp_path: Path) -> None:
+    simulation, spool = _dead(tmp_path)
+    other = tmp_path / "spool" / "20260101-000000-ffffff"
+    shutil.copytree(spool.parent, other)
+    (tmp_path / "runs" / RUN).rename(tmp_path / "runs" / "elsewhere")
+    assert simulation.recover() is None
+    assert not spool.exists()
+    # Its frames are not of this run, so it is not known whose it is.
+    assert other.exists()
 
 
 def test_a_second_engine_leaves_the_run_of_the_first_alone(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ REQUEST = Request(
 FRAMES = [
     SpoolHead(
         run="r",
+        trace="/runs/r",
         first_s=7,
         boot_id="b",
         origin_ns=1,
