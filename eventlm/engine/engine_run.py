@@ -261,13 +261,13 @@ def _attach(
     if interval_s := config.log.log_stats_interval_s:
         bus.attach(ThroughputLog(parts.metrics, interval_s=interval_s).observe)
     spool = None
-    if spool_writer is not None:
+    if spool_writer is not None and folder is not None:
         boot_id = parts.system.clock.boot_id()
         spool = RequestSpool(
             spool_writer,
             live,
             parts.registry,
-            trace=parts.system.disk.resolve(writer.run_folder),
+            trace=parts.system.disk.resolve(folder),
             boot_id=boot_id,
             origin_ns=parts.clock.origin_ns,
             num_recoveries=parts.num_recoveries,
