@@ -14,11 +14,6 @@ def runs_folder() -> Path:
     return state_folder() / "runs"
 
 
-def spool_folder(recover: str) -> Path:
-    """The folder that `--recover` names: `memory` is one in the host's memory, of this user."""
-    return Path(f"/dev/shm/eventlm-{os.getuid()}") if recover == "memory" else Path(recover)
-
-
 def state_folder() -> Path:
     """`$EVENTLM_STATE`, else `$XDG_STATE_HOME/eventlm`, else `~/.local/state/eventlm`. It need not exist."""
     if chosen := os.environ.get(STATE_VARIABLE):

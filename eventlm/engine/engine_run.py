@@ -18,7 +18,7 @@ from eventlm.bus.recorder import Effect, Recorder, ThreadedRecorder
 from eventlm.bus.segment_file import SegmentFile
 from eventlm.bus.spool import SpoolWriter
 from eventlm.config import Config, RecordConfig
-from eventlm.config.state_folder import runs_folder, spool_folder
+from eventlm.config.state_folder import runs_folder
 from eventlm.config.structs import memory_bytes
 from eventlm.core.core import Core
 from eventlm.core.predictor import Predictor
@@ -28,7 +28,7 @@ from eventlm.engine.engine_core import EngineCore, Forwarder, OnBroken, OnCondem
 from eventlm.engine.live_requests import LiveRequests, make_live
 from eventlm.engine.plugins.failures import PluginFailures
 from eventlm.engine.predictor.source import PredictorSource
-from eventlm.engine.recovery.recover import RecoveredRun
+from eventlm.engine.recovery.recover import RecoveredRun, spool_folder
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
 from eventlm.engine.request_registry import RequestRegistry
 from eventlm.engine.request_spool import RequestSpool
@@ -118,7 +118,7 @@ class EngineRun(NamedTuple):
         if record.folder:
             spool_writer = None
             if record.recover:
-                spool_writer = SpoolWriter(parts.system.disk, spool_folder(record.recover) / run)
+                spool_writer = SpoolWriter(parts.system.disk, spool_folder(parts.system, record.recover) / run)
             try:
                 writer = make_writer(parts.system, record, run, digest_key, sync_time.observe, spool=spool_writer)
                 return begin(writer, spool_writer)

@@ -16,7 +16,6 @@ from msgspec import UNSET
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_writer import LogWriter
-from eventlm.config.state_folder import spool_folder
 from eventlm.engine.admin import (
     AdminAction,
     Drain,
@@ -46,7 +45,14 @@ from eventlm.engine.oldest_requests import OldestRequests, longest_wait_ns, olde
 from eventlm.engine.predictor.source import PredictorSource
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.engine.recovery.fitting import builder, fitting, is_own
-from eventlm.engine.recovery.recover import Followers, RecoveredRun, RunBuilder, check_spool_folder, recover
+from eventlm.engine.recovery.recover import (
+    Followers,
+    RecoveredRun,
+    RunBuilder,
+    check_spool_folder,
+    recover,
+    spool_folder,
+)
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
 from eventlm.engine.replicas.group import OnStartProgress, Replicas
 from eventlm.engine.reports import Reports
@@ -370,7 +376,7 @@ class InferenceEngine:
         record = self.setup.config.record
         if not record.recover:
             return
-        folder = spool_folder(record.recover)
+        folder = spool_folder(self._system, record.recover)
         check_spool_folder(self._system.disk, folder)
 
         def builder_of(header: Header) -> RunBuilder | None:

@@ -55,6 +55,11 @@ class Folder(Protocol):
 class SharedFolders(Protocol):
     """Makes folders that processes share."""
 
+    @property
+    def lasting(self) -> Path:
+        """This user's folder in the host's memory, which outlives all processes. It need not exist."""
+        ...
+
     def make(self) -> Folder:
         """A new one. Raises OSError."""
         ...
@@ -70,6 +75,11 @@ class SharedFolders(Protocol):
 
 class SystemSharedFolders:
     """In the host's memory."""
+
+    @property
+    def lasting(self) -> Path:
+        """As SharedFolders says."""
+        return _MEMORY / f"eventlm-{os.getuid()}"
 
     def make(self) -> SharedFolder:
         """As SharedFolders says."""

@@ -143,3 +143,7 @@ def test_a_board_says_what_a_process_that_was_killed_had_in_hand(tmp_path: Path)
     assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False).returncode == -9
     assert [board.read(number) for number in range(4)] == [NO_STEP, NO_STEP, 77, NO_STEP]
     board.close()
+
+
+def test_the_lasting_folder_is_one_of_this_user() -> None:
+    assert SystemSharedFolders().lasting == Path(f"/dev/shm/eventlm-{os.getuid()}")

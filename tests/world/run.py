@@ -17,7 +17,7 @@ import structlog
 import xxhash
 from msgspec import Struct
 
-from eventlm.config import Config
+from eventlm.cli.serve.server import with_resumable_streams
 from eventlm.engine.admin import AdminAction
 from eventlm.engine.backends.actions import AddBackend
 from eventlm.engine.request_registry import RUN_ON_SECONDS
@@ -143,6 +143,8 @@ class Run:
 
     def __init__(self, plan: Plan, lines: Lines) -> None:
         self._plan = plan
+        #: The servers' flags, as each of them completes them.
+        self.config = with_resumable_streams(plan.config)
         self.lines = lines
         self.checks = Checks()
         self._secrets = Secrets(plan, self.checks)
@@ -171,15 +173,10 @@ class Run:
             self.world,
             self.checks,
             lambda: self.server,
-            config=plan.config,
+            config=self.config,
             can_give_up=self.can_give_up,
             visits=plan.visits,
         )
-
-    @property
-    def config(self) -> Config:
-        """The servers' flags."""
-        return self._plan.config
 
     @property
     def keys(self) -> KeysPlan | None:
@@ -204,7 +201,7 @@ class Run:
     def start_server(self, name: str) -> WorldServer:
         """Start another server, in a process with this name."""
         plan = self._plan
-        return WorldServer(self.world, plan.config, name=name, num_blocks=plan.num_blocks, max_model_len=MAX_MODEL_LEN)
+        return WorldServer(self.world, self.config, name=name, num_blocks=plan.num_blocks, max_model_len=MAX_MODEL_LEN)
 
     def run(self) -> Ran:
         """Run from start to rest."""

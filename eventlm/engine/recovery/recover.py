@@ -36,6 +36,7 @@ from eventlm.metrics.rows import EndedRows
 from eventlm.metrics.store import MetricsStore
 from eventlm.system.clock import Clock
 from eventlm.system.disk import Disk, WritableFile
+from eventlm.system.system import System
 
 #: How often it is tried to recover a run. What makes an engine die may come back with it.
 MAX_ATTEMPTS = 2
@@ -125,6 +126,11 @@ class RecoveredRun(NamedTuple):
 
     def _is_same_boot(self, clock: Clock) -> bool:
         return bool(self.head.boot_id) and self.head.boot_id == clock.boot_id()
+
+
+def spool_folder(system: System, recover: str) -> Path:
+    """The folder that `--recover` names."""
+    return system.shared_folders.lasting if recover == "memory" else Path(recover)
 
 
 def check_spool_folder(disk: Disk, folder: Path) -> None:

@@ -98,7 +98,11 @@ class Leaks:
             "_weakref_handle": num_backends,
         }
         return _ByDesign(
-            tasks, timers, num_files=1, threads=("eventlm-recorder",), num_listening=max(num_front_ends, 1)
+            tasks,
+            timers,
+            num_files=2 if config.record.recover else 1,
+            threads=("eventlm-recorder",),
+            num_listening=max(num_front_ends, 1),
         )
 
     def _check(self, process: Process, most: _ByDesign) -> None:
@@ -111,8 +115,8 @@ class Leaks:
         more = timers - Counter(most.timers)
         checks.check("no timer is left", not more, f"{name}: {more}")
         files = self._run.world.disk.open_files(name)
-        # A log has a temporary name until its first line is written.
-        is_log = all(each.name.startswith(TRACE_NAME) for each in files)
+        # A log has a temporary name until its first line is written, and perhaps a spool beside it.
+        is_log = all(each.name.startswith((TRACE_NAME, "spool-")) for each in files)
         checks.check("no file is left open", is_log and len(files) <= most.num_files, f"{name}: {files}")
         threads = Counter(process.threads) - Counter(most.threads)
         checks.check("no thread is left", not threads, f"{name}: {threads}")

@@ -23,19 +23,23 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _DEVICE = 1
-
+#: Where the file system in the host's memory is.
+MEMORY = Path("/dev/shm")
 
 #: Calls that change nothing, and `thread`, which counts the slow calls of threads.
 _LOOKS = ("status", "file status", "list", "is_link", "is_locked", "is_writable", "read", "resolve", "open", "thread")
 
 
 class WorldDisk:
-    """The disk of one host. faults: the current settings; may be changed at any time."""
+    """The disk of one host. faults: the current settings; may be changed at any time. memory: the file system in its
+    memory, which never fails, and loses all in a reboot.
+    """
 
     def __init__(self, surroundings: Surroundings | None = None) -> None:
         self.faults = DiskFaults()
         self.surroundings = surroundings if surroundings is not None else Surroundings()
         self.tree = FileTree(self.surroundings.unix_ns)
+        self.memory = self._new_memory()
         #: How many calls were slow.
         self.num_slow = 0
         self._num_calls: Counter[str] = Counter()
@@ -64,7 +68,18 @@ class WorldDisk:
         """End all processes, and lose some of the pending pages and names."""
         for process in [*self._open]:
             self.crash(process)
+        self.memory = self._new_memory()
         self.tree.reboot(lambda number: self._keep("names", number), lambda number: self._keep("pages", number))
+
+    def _new_memory(self) -> FileTree:
+        memory = FileTree(self.surroundings.unix_ns)
+        for folder in (*reversed(MEMORY.parents[:-1]), MEMORY):
+            memory.add(memory.free_place(folder), memory.new_folder())
+        return memory
+
+    def tree_at(self, path: Path) -> FileTree:
+        """The file system that a path leads to."""
+        return self.memory if path.is_relative_to(MEMORY) else self.tree
 
     def write_back(self) -> None:
         """Bring everything pending to the medium, as sync(2) does."""
@@ -92,10 +107,11 @@ class WorldDisk:
     def call(self, process: str, name: str, path: Path) -> Iterator[_Call]:
         """A call of a process into the system."""
         self._num_calls[name] += 1
-        call = _Call(self, name, self._num_calls[name], self.surroundings.before_call(process, name, path))
-        if call.happens(f"slow {name}", self.faults.slow):
+        faults = DiskFaults() if path.is_relative_to(MEMORY) else self.faults
+        call = _Call(self, name, self._num_calls[name], faults, self.surroundings.before_call(process, name, path))
+        if call.happens(f"slow {name}", faults.slow):
             self.num_slow += 1
-            self.surroundings.spend(1 + call.draw(f"time of slow {name}") % self.faults.most_slow_ns)
+            self.surroundings.spend(1 + call.draw(f"time of slow {name}") % faults.most_slow_ns)
         try:
             yield call
         finally:
@@ -104,7 +120,7 @@ class WorldDisk:
     def draw_slowness(self) -> int:
         """How long the next calls of a thread take, in nanoseconds."""
         self._num_calls["thread"] += 1
-        call = _Call(self, "thread", self._num_calls["thread"], False)
+        call = _Call(self, "thread", self._num_calls["thread"], self.faults, False)
         slow = call.happens("slow thread", self.faults.slow)
         self.num_slow += slow
         return 1 + call.draw("time of a slow thread") % self.faults.most_slow_ns if slow else 0
@@ -126,11 +142,14 @@ class WorldDisk:
 
 
 class _Call(NamedTuple):
-    """A call of a process. number: among the calls of that name; is_cut: do only half of it."""
+    """A call of a process. number: among the calls of that name; faults: of what it goes to; is_cut: do only half of
+    it.
+    """
 
     disk: WorldDisk
     name: str
     number: int
+    faults: DiskFaults
     is_cut: bool
 
     def draw(self, what: str) -> int:
@@ -147,33 +166,33 @@ class _Call(NamedTuple):
         return is_so
 
     def check_writable(self, path: Path) -> None:
-        if self.disk.faults.is_read_only:
+        if self.faults.is_read_only:
             self.report("read-only")
             raise error_of(errno.EROFS, path)
 
     def check_change(self, path: Path) -> None:
         """Fail if a change is to fail. Called before any change but a sync."""
         self.check_writable(path)
-        if self.happens(f"error of {self.name}", self.disk.faults.errors):
+        if self.happens(f"error of {self.name}", self.faults.errors):
             raise error_of(errno.EIO, path)
 
     def check_name(self, path: Path) -> None:
         """Fail if there is no room for a new name: on a full disk, some file systems have none."""
         self.check_change(path)
-        capacity = self.disk.faults.capacity
+        capacity = self.faults.capacity
         if capacity is not None and capacity <= self.disk.num_bytes and self.happens(f"no room to {self.name}", 2):
             raise error_of(errno.ENOSPC, path)
 
     def num_written(self, num_bytes: int, path: Path) -> int:
         """How many of `num_bytes` bytes a write takes."""
-        capacity = self.disk.faults.capacity
+        capacity = self.faults.capacity
         room = num_bytes if capacity is None else max(capacity - self.disk.num_bytes, 0)
         if room < num_bytes:
             self.report("full")
             if not room:
                 raise error_of(errno.ENOSPC, path)
             num_bytes = room
-        if num_bytes > 1 and self.happens("short write", self.disk.faults.short_writes):
+        if num_bytes > 1 and self.happens("short write", self.faults.short_writes):
             num_bytes = 1 + self.draw("bytes of a short write") % (num_bytes - 1)
         return self.draw("bytes of half a write") % (num_bytes + 1) if self.is_cut else num_bytes
 
@@ -183,23 +202,25 @@ class ProcessDisk:
 
     def __init__(self, disk: WorldDisk, process: str) -> None:
         self._disk = disk
-        self._tree = disk.tree
         self._process = process
+
+    def _tree(self, path: Path) -> FileTree:
+        return self._disk.tree_at(path)
 
     def _call(self, name: str, path: Path) -> contextlib.AbstractContextManager[_Call]:
         return self._disk.call(self._process, name, path)
 
     def create(self, path: Path) -> _WritableFile:
         with self._call("create", path) as call:
-            place = self._tree.free_place(path)
+            place = self._tree(path).free_place(path)
             call.check_name(path)
-            file = self._tree.new_file()
-            self._tree.add(place, file)
+            file = self._tree(path).new_file()
+            self._tree(path).add(place, file)
             return _WritableFile(self._disk, self._process, path, file)
 
     def append(self, path: Path) -> _WritableFile:
         with self._call("append", path) as call:
-            file = self._tree.find_file(path)
+            file = self._tree(path).find_file(path)
             call.check_writable(path)
             if file.is_locked:
                 raise error_of(errno.EAGAIN)
@@ -207,11 +228,11 @@ class ProcessDisk:
 
     def open(self, path: Path) -> _ReadableFile:
         with self._call("open", path) as call:
-            file = self._tree.find_file(path)
-            if path in self._disk.faults.unreadable:
+            file = self._tree(path).find_file(path)
+            if path in call.faults.unreadable:
                 call.report(f"refused to open {path.name}")
                 raise error_of(errno.EACCES, path)
-            if file.medium and call.happens("bit rot", self._disk.faults.bit_rot):
+            if file.medium and call.happens("bit rot", call.faults.bit_rot):
                 file.rot(call.draw("rotten bit"))
             return _ReadableFile(self._disk, self._process, path, file)
 
@@ -224,21 +245,21 @@ class ProcessDisk:
 
     def status(self, path: Path) -> FileStatus | None:
         with self._call("status", path), contextlib.suppress(OSError):
-            return _status(self._tree.find(path))
+            return _status(self._tree(path).find(path))
         return None
 
     def list(self, folder: Path) -> list[str]:
         with self._call("list", folder):
-            return [*self._tree.find_folder(folder).entries]
+            return [*self._tree(folder).find_folder(folder).entries]
 
     def is_link(self, path: Path) -> bool:
         with self._call("is_link", path), contextlib.suppress(OSError):
-            return isinstance(self._tree.find(path, follows=False), Link)
+            return isinstance(self._tree(path).find(path, follows=False), Link)
         return False
 
     def resolve(self, path: Path) -> Path:
         with self._call("resolve", path):
-            return self._tree.place(path, is_strict=False).path
+            return self._tree(path).place(path, is_strict=False).path
 
     def is_private(self, folder: Path) -> bool:
         with self._call("is_private", folder):
@@ -246,18 +267,18 @@ class ProcessDisk:
 
     def is_writable(self, folder: Path) -> bool:
         with self._call("is_writable", folder) as call:
-            if self._disk.faults.is_read_only:
+            if call.faults.is_read_only:
                 call.report("read-only")
-            return self._is_folder(folder) and not self._disk.faults.is_read_only
+            return self._is_folder(folder) and not call.faults.is_read_only
 
     def make_folder(self, path: Path) -> None:
         with self._call("make_folder", path) as call:
             self._make_folder(call, path)
 
     def _make_folder(self, call: _Call, path: Path) -> None:
-        place = self._tree.free_place(path)
+        place = self._tree(path).free_place(path)
         call.check_name(path)
-        self._tree.add(place, self._tree.new_folder())
+        self._tree(path).add(place, self._tree(path).new_folder())
 
     def make_folders(self, path: Path) -> None:
         with self._call("make_folders", path) as call:
@@ -276,47 +297,47 @@ class ProcessDisk:
 
     def _is_folder(self, path: Path) -> bool:
         with contextlib.suppress(OSError):
-            return isinstance(self._tree.find(path), Folder)
+            return isinstance(self._tree(path).find(path), Folder)
         return False
 
     def link(self, path: Path, new: Path) -> None:
         with self._call("link", path) as call:
-            node, place = self._tree.find(path, follows=False), self._tree.free_place(new)
+            node, place = self._tree(path).find(path, follows=False), self._tree(path).free_place(new)
             call.check_name(new)
-            if not self._disk.faults.has_links:
+            if not call.faults.has_links:
                 call.report("no links")
-            if isinstance(node, Folder) or not self._disk.faults.has_links:
+            if isinstance(node, Folder) or not call.faults.has_links:
                 raise error_of(errno.EPERM, new)
-            self._tree.add(place, node)
+            self._tree(path).add(place, node)
 
     def symlink(self, target: str, new: Path) -> None:
         with self._call("symlink", new) as call:
-            place = self._tree.free_place(new)
+            place = self._tree(new).free_place(new)
             call.check_name(new)
-            self._tree.add(place, self._tree.new_link(target))
+            self._tree(new).add(place, self._tree(new).new_link(target))
 
     def rename(self, path: Path, new: Path) -> None:
         with self._call("rename", path) as call:
             call.check_change(path)
-            self._tree.rename(path, new)
+            self._tree(path).rename(path, new)
 
     def unlink(self, path: Path) -> None:
         with self._call("unlink", path) as call, contextlib.suppress(FileNotFoundError):
             call.check_change(path)
-            self._tree.unlink(path)
+            self._tree(path).unlink(path)
 
     def remove_folder(self, path: Path) -> None:
         with self._call("remove_folder", path) as call:
             call.check_change(path)
-            self._tree.remove_folder(path)
+            self._tree(path).remove_folder(path)
 
     def sync_folder(self, path: Path) -> None:
         with self._call("sync_folder", path) as call:
-            folder = self._tree.find_folder(path)
+            folder = self._tree(path).find_folder(path)
             call.check_writable(path)
-            if call.happens("error of sync_folder", self._disk.faults.sync_errors):
+            if call.happens("error of sync_folder", call.faults.sync_errors):
                 raise error_of(errno.EIO)
-            self._tree.sync_folder(folder)
+            self._tree(path).sync_folder(folder)
 
 
 class _OpenFile:
@@ -378,7 +399,7 @@ class _WritableFile(_OpenFile):
         with self.call("sync") as call:
             self._check_open()
             call.check_writable(self.path)
-            if call.happens("error of sync", self._disk.faults.sync_errors):
+            if call.happens("error of sync", call.faults.sync_errors):
                 # Linux then marks the pages as clean, so that another sync does not write them.
                 self.file.persist(lambda number: [False] * number)
                 raise error_of(errno.EIO)

@@ -14,6 +14,7 @@ from eventlm.system.processes import PARENT_POLL_S, ProcessUsage
 from eventlm.system.shared_folder import NO_STEP
 from eventlm.system.system import System
 from tests.world.machine.blocking import WorldLatch, run_program, suspend
+from tests.world.machine.disk import MEMORY
 from tests.world.machine.draws import DrawnChance
 from tests.world.machine.file_tree import error_of
 from tests.world.machine.loop import Killed
@@ -437,7 +438,7 @@ class WorldFolder:
     """A folder that ranks share. maker: the process that made it."""
 
     def __init__(self, maker: Process) -> None:
-        self.path = Path(f"/dev/shm/ranks-{maker.world.next_pid()}")
+        self.path = MEMORY / f"ranks-{maker.world.next_pid()}"
         self.maker = maker
         self.board = WorldBoard(0)
         maker.world.folders[str(self.path)] = self
@@ -452,6 +453,11 @@ class WorldSharedFolders:
 
     def __init__(self, process: Process) -> None:
         self._process = process
+
+    @property
+    def lasting(self) -> Path:
+        """As SharedFolders.lasting."""
+        return MEMORY / "eventlm"
 
     def make(self) -> WorldFolder:
         """As SharedFolders.make. Folders whose makers have died are removed first."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from eventlm.system.disk import SYSTEM_DISK, Disk, FileStatus
-from tests.world.machine.disk import WorldDisk
+from tests.world.machine.disk import MEMORY, WorldDisk
 from tests.world.machine.disk_faults import DiskFaults
 from tests.world.machine.drawn_disk import ALL_FAULTS, Drawn
 from tests.world.machine.file_tree import PAGE_BYTES
@@ -274,3 +274,16 @@ def test_a_fault_that_is_left_out_moves_no_other_before_it_and_draws_none_anew()
     without, other_digest = history(4, {slow})
     assert without == [fault for fault in happened if fault != slow]
     assert other_digest != digest
+
+
+def test_what_is_in_memory_outlives_processes_but_no_reboot_and_does_not_fail() -> None:
+    disk = WorldDisk()
+    disk.faults = DiskFaults(is_read_only=True)
+    own = disk.of("engine")
+    own.make_folders(MEMORY / "own")
+    own.create(MEMORY / "own" / "spool").write(b"text")
+    disk.crash("engine")
+    assert disk.of("engine 2").read(MEMORY / "own" / "spool") == b"text"
+    disk.reboot()
+    assert own.list(MEMORY) == []
+    assert disk.tree.files() == []

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from eventlm.config import (
     CacheConfig,
     Config,
@@ -34,6 +36,8 @@ MANY_RESTARTS = 1000
 #: Numbers of ranks to draw from; most replicas have one.
 _RANKS = (1, 1, 1, 1, 1, 1, 2, 3)
 _ROUTERS = ("pull", "round_robin", "least_loaded", "prefix_affinity")
+#: How servers die.
+_DEATHS = ("kill server", "kill server", "kill server in a call", "kill server in a call", "reboot")
 #: Half of the faults happen within this time after a client has come.
 _NEAR_NS = 3 * SECOND
 #: The least and most time between two probes of a backend, unless the pace says otherwise.
@@ -165,6 +169,29 @@ def draw_gateway_plan(seed: int, pace: Pace | None = None) -> Plan:
     return _with_copies(plan)
 
 
+def draw_recovering_plan(seed: int, pace: Pace | None = None) -> Plan:
+    """Draw a plan of the same kind, in which each server goes on where the one before has died."""
+    draws = Draws(seed)
+    plan = _draw_own(draws, pace, recovers=True)
+    return _with_copies(plan._replace(faults=[_of_server(draws, each) for each in plan.faults]))
+
+
+def _of_server(draws: Draws, fault: Fault) -> Fault:
+    """Replace half of the faults by deaths of the server."""
+    place = draws.draw("fault of server", fault.number)
+    return fault._replace(kind=_DEATHS[place // 2 % len(_DEATHS)]) if place % 2 else fault
+
+
+def _recovering(draws: Draws, config: Config) -> Config:
+    """A server that goes on where another one has died. It waits for its log, and handles requests itself."""
+    recover = ("memory", "/spool")[draws.draw("spool") % 2]
+    return structs.replace(
+        config,
+        server=structs.replace(config.server, api_servers=0),
+        record=structs.replace(config.record, record_lag="wait", recover=recover),
+    )
+
+
 def _with_copies(plan: Plan) -> Plan:
     """Have one client in six come with a request of another one that has an idempotency key, at about the same time."""
     draws, with_key = Draws(plan.seed), [each for each in plan.visits if each.idempotency_key]
@@ -189,7 +216,7 @@ def _patience(pace: Pace | None) -> Patience:
     return Patience() if pace is None else pace.patience
 
 
-def _draw_own(draws: Draws, pace: Pace | None) -> Plan:
+def _draw_own(draws: Draws, pace: Pace | None, *, recovers: bool = False) -> Plan:
     is_calm = draws.draw("calm") % 10 == 0
     seconds = draws.between(20, 600, "seconds")
     num_visits = draws.between(1, 40, "visits")
@@ -201,6 +228,8 @@ def _draw_own(draws: Draws, pace: Pace | None) -> Plan:
     most_output = _MOST_OUTPUT if pace is None else pace.most_output
     visits = [_draw_visit(draws, number, seconds, most_output) for number in range(num_visits)]
     config = _draw_config(draws, is_calm=is_calm, patience=_patience(pace))
+    if recovers or (not config.server.api_servers and draws.draw("recovers") % 2):
+        config = _recovering(draws, config)
     # Over hours, the key file would have to be checked all the time.
     keys = draw_keys(draws) if pace is None else None
     if keys is not None:

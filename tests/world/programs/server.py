@@ -81,10 +81,15 @@ class WorldServer:
         context = make_context(
             system, engine, config, TextParts(*text[:3], setup.forwards), vocab_size=setup.vocab_size
         )
+
+        async def load() -> None:
+            await engine.start()
+            context.adopt_orphans(engine)
+
         serving: dict[str, Any] = {
             "stop": self.stop,
             "cut": self.cut,
-            "load": engine.start,
+            "load": load,
             "on_listening": lambda _: None,
             "on_ready": self._ready,
             "on_draining": lambda _: None,
