@@ -57,10 +57,13 @@ class RequestSpool:
             workers=live.keep_workers(),
             num_recoveries=self._num_recoveries,
         )
-        replies = self._registry.keep(live)
+        self._writer.prepare(first_s, [encode_frame(frame) for frame in (head, *self.kept())])
+
+    def kept(self) -> list[KeptReply]:
+        """All that lives. Between two drains only."""
+        live, replies = self._live, self._registry.keep(self._live)
         of_replies = {request for reply in replies for request in reply.requests}
-        alone = [KeptReply([live.keep(request)]) for request in live.requests if request not in of_replies]
-        self._writer.prepare(first_s, [encode_frame(frame) for frame in (head, *replies, *alone)])
+        return replies + [KeptReply([live.keep(request)]) for request in live.requests if request not in of_replies]
 
     def remove(self) -> None:
         """Remove all of it."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from eventlm.bus.log_writer import LogWriteError
 from eventlm.errors import ExitCode, UsageError
 from eventlm.system.processes import PARENT_POLL_S
+from tests.world.invariants.recoveries import Recoveries
 from tests.world.machine.process import SIGKILL, Process
 from tests.world.machine.world import SECOND
 from tests.world.programs.server import WorldServer
@@ -33,6 +34,9 @@ class Lives:
         self.is_ending = False
         self._run = run
         self._suspended_until_ns = 0
+        self.recoveries = Recoveries(run)
+        #: Clients whose replies the next server must go on with.
+        self._waiting: list[Client] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -44,6 +48,7 @@ class Lives:
         server = self._run.start_server("engine" if self._num_begun == 1 else f"engine {self._num_begun}")
         self.servers = [*self.servers[-1:], server]
         server.process.on_end(lambda _: self._ended(server))
+        server.on_ready = lambda: self._is_ready(server)
         if self._run.can_give_up:
             self._probe(server)
 
@@ -81,16 +86,28 @@ class Lives:
     def _ended(self, server: WorldServer) -> None:
         run, world = self._run, self._run.world
         if self.is_ending:
+            server.drop_engine()
             return
         clients = [client for client in run.clients if not client.is_over]
+        goes_on = self.recoveries.died(server)
+        server.drop_engine()
         for client in clients:
-            client.has_lost_server = True
+            if client not in self._waiting and client.lose_server(goes_on=goes_on):
+                self._waiting.append(client)
         asked = [(client, client.reply) for client in clients]
         # Some may be frozen children of the server before.
         children = [each for each in self._on_host() if each is not server.process]
         world.after(0, lambda: self._check_dead(server))
         world.after(_NOTICE_NS, lambda: self._check_noticed(asked, children))
         world.after(world.draws.between(*_RESTART_NS, "restart", self._num_begun), self._begin)
+
+    def _is_ready(self, server: WorldServer) -> None:
+        if server.process.is_dead:
+            return
+        has_gone_on = self.recoveries.is_ready(server)
+        waiting, self._waiting = self._waiting, []
+        for client in waiting:
+            client.find_server(has_gone_on=has_gone_on)
 
     def _check_dead(self, server: WorldServer) -> None:
         self._run.logs.check_dead(server)
@@ -125,6 +142,7 @@ class Lives:
         world.boot_ns = world.now_ns
         world.pipes.clear()
         world.folders.clear()
+        self.recoveries.rebooted()
         self._run.logs.reboot()
 
     def suspend(self, duration_ns: int, *, stops_clock: bool) -> bool:

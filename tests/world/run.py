@@ -20,6 +20,7 @@ from msgspec import Struct
 from eventlm.cli.serve.server import with_resumable_streams
 from eventlm.engine.admin import AdminAction
 from eventlm.engine.backends.actions import AddBackend
+from eventlm.engine.engine_core import FORGET_NS
 from eventlm.engine.request_registry import RUN_ON_SECONDS
 from eventlm.errors import EventLMError
 from tests.cached_loggers import forget_cached_loggers
@@ -56,6 +57,8 @@ MAX_MODEL_LEN = 512
 _WRITE_BACK_NS = 30 * SECOND
 #: Clients that ended this long ago are checked and forgotten.
 _FORGET_NS = 3600 * SECOND
+#: For how long spools may keep what is over.
+_FORGET_SECONDS = FORGET_NS // SECOND + 5
 #: Once faults have stopped, everything that can be served is served within this time.
 REST_SECONDS = 900
 
@@ -232,6 +235,7 @@ class Run:
             check_attempts(self.checks, self.server.run_folder, self.world.disk.of("reader"), plan.config.gateway)
         world.run_for(5)
         self._check_end()
+        self.lives.recoveries.check_end()
         self._add_up()
         return Ran(
             seed=plan.seed,
@@ -358,6 +362,9 @@ class Run:
             self.checks.check("no connection is left", not left, f"{len(left)} of {process.name}")
         for front_end in self.server.front_ends:
             self.checks.check("front ends forget", not front_end.left(), front_end.left())
+        # After this, spools need not have anything any more.
+        self.world.run_for(_FORGET_SECONDS if self.config.record.recover else 0)
+        self.lives.recoveries.check_rest()
         self.world.run(lambda: self.lives.is_well, most_seconds=REST_SECONDS)
         self.leaks.check_rest()
 

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from eventlm.bus.bus import Bus
-from eventlm.bus.run_folder import TRACE_NAME, runs
+from eventlm.bus.run_folder import LATEST_NAME, TRACE_NAME, runs
 from eventlm.bus.segment_file import Extent, SegmentFile
 from eventlm.bus.segment_reader import SegmentReader
 from eventlm.bus.spool import first_frame, has_lost, read_frames, remove_spool, spool_name
@@ -172,7 +172,9 @@ def recover(
     recovered: RecoveredRun | None = None
     is_newest = True
     _remove_orphans(disk, spool_folder)
-    for folder in runs(record_folder, disk):
+    # By their names alone, a clock that was set back would make an older one the newest.
+    latest = disk.resolve(record_folder / LATEST_NAME).name
+    for folder in sorted(runs(record_folder, disk), key=lambda run: run.name != latest):
         spool = spool_folder / folder.name
         with contextlib.ExitStack() as stack:
             try:

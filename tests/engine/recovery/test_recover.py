@@ -133,6 +133,15 @@ def test_a_folder_that_others_may_look_into_is_refused(tmp_path: Path) -> None:
         check_spool_folder(SYSTEM_DISK, tmp_path / "file")
 
 
+def test_the_latest_run_is_the_newest_even_if_the_clock_was_set_back_before(tmp_path: Path) -> None:
+    simulation, _ = _dead(tmp_path)
+    shutil.copytree(tmp_path / "runs" / RUN, tmp_path / "runs" / RUN.replace("2026", "2027"))
+    found = simulation.recover()
+    assert found is not None
+    assert found.header.run == RUN
+    found.file.close()
+
+
 def test_the_third_attempt_starts_empty(tmp_path: Path) -> None:
     simulation, _ = _dead(tmp_path)
     for _ in range(MAX_ATTEMPTS):

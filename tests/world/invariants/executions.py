@@ -53,6 +53,12 @@ class Executions:
             return self._end(event)
         return ""
 
+    def go_on(self, first_s: int) -> None:
+        """Another engine goes on with the run, from this event on: what came after it has not happened."""
+        self._requests = {each: seed for each, seed in self._requests.items() if each < first_s}
+        self._last = {seed: each for seed, each in self._last.items() if each[0] < first_s}
+        self._ended = {each for each in self._ended if each < first_s}
+
     def _begin(self, event: Admitted) -> str:
         seed = self._requests[event.request]
         before = self._last.get(seed)

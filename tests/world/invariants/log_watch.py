@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.bus.run_folder import TRACE_NAME, closed_segments
-from eventlm.events import Arrived, Emitted, Event, Finished, Gap, Launched, Relayed, StepCompleted, Streamed
+from eventlm.events import Arrived, Emitted, Event, Finished, Gap, Header, Launched, Relayed, StepCompleted, Streamed
 from eventlm.events.codec import decode_body, split_line
 from tests.world.invariants.checks import Checks
 from tests.world.machine.disk import WorldDisk
 from tests.world.machine.file_tree import File
 
 _TAGS = tuple(
-    f'{{"t":"{tag}"'.encode() for tag in ("arrive", "launch", "done", "emit", "streamed", "relay", "finish", "gap")
+    f'{{"t":"{tag}"'.encode()
+    for tag in ("header", "arrive", "launch", "done", "emit", "streamed", "relay", "finish", "gap")
 )
 #: The most bytes that one event of a backend's stream brings. Such an event may count as one token.
 _MOST_BYTES = 16
@@ -48,6 +49,8 @@ class _Steps:
         self.answered: dict[int, tuple[StepCompleted, Launched | None]] = {}
         self.streamed: list[tuple[int, int, int, int]] = []
         self.has_gap = False
+        #: The last event that was seen.
+        self.last_s = -1
         #: The file that was read last.
         self.last: File | None = None
 
@@ -94,7 +97,9 @@ class LogWatch:
                     self.num_lines += 1
                     split = split_line(line) if line.startswith(_TAGS) else None
                     if split is not None:
-                        self._see(steps, decode_body(split.body))
+                        event = decode_body(split.body)
+                        self._see(steps, event)
+                        steps.last_s = event.s
 
     def place_of(self, sample: Sample, num_tokens: int, *, has_ended: bool) -> Place | None:
         """The first event after which this much of a sequence may be shown; None if it is not known. A backend's text
@@ -108,6 +113,8 @@ class LogWatch:
 
     def _see(self, steps: _Steps, event: Event) -> None:
         match event:
+            case Header() if event.s <= steps.last_s:
+                self._undo(steps, event.s)
             case Arrived():
                 steps.seeds[event.s] = event.seed
             case Gap():
@@ -126,6 +133,17 @@ class LogWatch:
                 if event.request in steps.seeds:
                     sample = Sample(steps.seeds[event.request], event.index)
                     self.finished[sample] = Place(self.num_tokens.get(sample, 0), steps.run, event.s)
+
+    def _undo(self, steps: _Steps, first_s: int) -> None:
+        """The run goes on with event `first_s`, after which nothing had been shown."""
+        for sample, places in self._places.items():
+            if places and places[-1].run == steps.run and places[-1].s >= first_s:
+                places[:] = [each for each in places if each.run != steps.run or each.s < first_s]
+                self.num_tokens[sample] = places[-1].num_tokens if places else 0
+        self.finished = {
+            sample: place for sample, place in self.finished.items() if place.run != steps.run or place.s < first_s
+        }
+        steps.last_s = first_s
 
     def _relay(self, steps: _Steps, relayed: Relayed) -> None:
         """After a gap, some of the sequences may be unknown."""

@@ -115,7 +115,12 @@ class Logs:
         """Read what was added to the logs, except those that a power failure may have damaged."""
         with self._calm():
             for server in self._run.servers:
-                if server.run_folder is not None and server.run_folder.name not in self._rebooted:
+                if server.run_folder is None:
+                    continue
+                if not server.process.is_dead:
+                    # If it was there before a power failure, it goes on now.
+                    self._rebooted.discard(server.run_folder.name)
+                if server.run_folder.name not in self._rebooted:
                     self._watch.read(server.run_folder)
 
     def names(self) -> list[str]:
@@ -123,6 +128,21 @@ class Logs:
         with contextlib.suppress(FileNotFoundError):
             return sorted(name for name in self._reader.list(RUNS) if name != LATEST_NAME)
         return []
+
+    def go_on(self, name: str, first_s: int) -> None:
+        """An engine has gone on with this run: what had been written from event `first_s` on is cut off."""
+        self.listen()
+        self._losses.go_on(name, first_s)
+        self._shown.go_on(name, first_s)
+        if name not in self._num_left:
+            return
+        with self._calm():
+            num_lines = verify_left(self._disk, RUNS / name)
+            if num_lines == len(self._lines(name)) and not self._rotten_in(name):
+                # What was damaged has been cut off.
+                del self._num_left[name]
+            else:
+                self._num_left[name] = min(self._num_left[name], num_lines)
 
     def check_dead(self, server: WorldServer) -> None:
         """Check that the log of a dead server verifies as far as it goes."""

@@ -54,6 +54,10 @@ class ShownEvents:
         if self._mode != "none" and (not shown or s > shown[-1].s):
             shown.append(_Shown(now_ns, s, self._disk.num_slow, num_told))
 
+    def go_on(self, run: str, first_s: int) -> None:
+        """A run goes on with this event, and what came after it is no longer there."""
+        self._shown[run] = [each for each in self._shown[run] if each.s < first_s]
+
     def last_to_stay(self, run: str, now_ns: int, *, hindered_until_ns: int, num_told: int) -> int:
         """The last event that a power failure must leave now; -1 if there is none. hindered_until_ns: until when the
         run's process may have been late to sync.

@@ -35,7 +35,7 @@ def check_client(client: Client, checks: Checks) -> None:
 
 def _may_fail(client: Client, reply: Reply) -> bool:
     """Whether a connection may have ended without a reply."""
-    return client.was_disturbed or reply.was_cut or reply.was_orphaned
+    return client.was_disturbed or reply.was_cut or reply.was_orphaned or bool(client.num_outages)
 
 
 def _has_reason(reply: Reply) -> bool:
@@ -72,6 +72,8 @@ def _check_stream(client: Client, checks: Checks) -> None:
         is_told = told or (reply.is_whole and reply.status >= 400)
         name = "streams end" if len(client.stream_replies) == 1 else "resumed streams end"
         checks.check(name, reply.is_done or is_told, f"{where} ended after {len(sent)} events")
+        if client.num_outages:
+            checks.check("what was acknowledged outlives its engine", reply.is_done, f"{where}: {bytes(reply.body)!r}")
 
 
 def _place(event_id: str) -> tuple[int, int, int]:

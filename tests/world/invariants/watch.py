@@ -20,6 +20,7 @@ from eventlm.events import Event, Finished, StepCompleted, Streamed
 from eventlm.types import SequenceId
 from tests.world.invariants.checks import Checks
 from tests.world.invariants.executions import Executions
+from tests.world.invariants.recoveries import first_new_s
 from tests.world.machine.network import Socket
 from tests.world.machine.process import Process
 from tests.world.machine.world import SECOND, World
@@ -119,7 +120,12 @@ class Watch:
         if bus is not self._bus:
             self._bus = bus
             self._closing_ns.clear()
-            self._executions = Executions(self._visits, self._keep_seconds)
+            self._gone_ns = dict.fromkeys(self._gone_ns, self._world.now_ns)
+            self._served_ns = self._world.now_ns
+            if (recovered := engine._recovered) is not None:
+                self._executions.go_on(first_new_s(recovered))
+            else:
+                self._executions = Executions(self._visits, self._keep_seconds)
             origin_ns = engine.origin_ns
             bus.attach(lambda event: self._see(event, process.monotonic_ns - origin_ns))
         self._check_soon(process.world_ns(engine.origin_ns), state)

@@ -41,7 +41,9 @@ class Client:
 
     replies: all replies, in order. stream_replies: those that are parts of one stream. ended: the reply to its DELETE.
     has_left: it closed its connection before the reply's end. was_late: it came back when its reply no longer had to be
-    kept. has_lost_server: the server has died, or was not there. on_shown: called whenever part of a reply arrives.
+    kept. has_lost_server: the server has died, or was not there, and its reply may be lost. num_outages: how many
+    servers have died that others must go on from; it then tries until one is there. on_shown: called whenever part of a
+    reply arrives.
     num_told_before, came_in_outage: what the recorder had reported when the client came, or one with the same
     idempotency key. same: all clients with that key that have come, and itself. edge_lost_ns: when a front end last
     died.
@@ -58,6 +60,9 @@ class Client:
         self.has_left = False
         self.was_late = False
         self.has_lost_server = False
+        self.num_outages = 0
+        #: When the last of these had gone on.
+        self._found_ns = 0
         self.on_shown: Callable[[Client], None] | None = None
         self.num_told_before, self.came_in_outage = 0, False
         self.is_over = False
@@ -68,6 +73,7 @@ class Client:
         self._address = address
         self._config = config
         self._num_seen = 0
+        self._num_pauses = 0
         self._ending: asyncio.Task[None] | None = None
         self.process = Process(world, f"client {visit.number}")
         self.process.run(self._visit())
@@ -135,30 +141,60 @@ class Client:
             found[choice["index"]] = num_tokens + len(text.encode()), has_ended or bool(choice["finish_reason"])
         return found
 
+    def lose_server(self, *, goes_on: bool) -> bool:
+        """Its server has died. goes_on: the next one must go on with replies. Returns whether its own is one of them:
+        it has seen an event of it, and it may still be kept.
+        """
+        is_kept = goes_on and self.visit.body["stream"] and bool(self._position()[1]) and not self._is_late()
+        if is_kept:
+            self.num_outages += 1
+        else:
+            self.has_lost_server = True
+        return is_kept
+
+    def find_server(self, *, has_gone_on: bool) -> None:
+        """There is a server again. has_gone_on: it has gone on where the last one had died."""
+        self._found_ns = self._world.now_ns
+        self.has_lost_server = self.has_lost_server or not has_gone_on
+
+    def _is_late(self) -> bool:
+        """Whether its reply need not be kept any more."""
+        lost_ns = max((each.last_ns for each in self.stream_replies if each.status == 200), default=0)
+        if self.reply.is_under_way:
+            return False
+        return self._world.now_ns - max(lost_ns, self._found_ns) >= self.keep_ns
+
+    @property
+    def _has_found_nobody(self) -> bool:
+        """Whether it must try again, because its server has died."""
+        return bool(self.num_outages) and self.reply.status in (0, 503) and not self.reply.was_cut
+
     async def _visit(self) -> int:
         visit = self.visit
         if visit.patience_us >= 0:
             self.process.loop.call_later(visit.patience_us / 1e6, self._leave)
-        tries = range(visit.num_tries)
+        num_left = visit.num_tries
         await self._ask("POST", visit.path)
-        for number in tries:
+        while num_left:
             if (self.reply.is_whole and self.reply.status < 500) or (self.reply.sent() and not visit.idempotency_key):
                 break
-            await self._pause(number)
+            await self._pause()
             await self._ask("POST", visit.path)
-        for number in tries:
+            num_left -= not self._has_found_nobody
+        num_left = visit.num_tries
+        while num_left:
             reply_id, last = self._position()
             if visit.idempotency_key or not last or self.is_served or self.reply.status == 404:
                 break
-            lost_ns = max(each.last_ns for each in self.stream_replies if each.status == 200)
-            await self._pause(visit.num_tries + number)
-            self.was_late = self._world.now_ns - lost_ns >= self._config.resume_seconds * SECOND
+            await self._pause()
+            self.was_late = self._is_late()
             await self._ask("GET", f"/v1/stream/{reply_id}", {"last-event-id": last})
             if self.reply.status == 200:
                 self.was_late = False
             elif self.reply.is_whole:
                 # It may have waited until a server could answer.
-                self.was_late = self._world.now_ns - lost_ns >= self._config.resume_seconds * SECOND
+                self.was_late = self._is_late()
+            num_left -= not self._has_found_nobody
         if self._ending is not None:
             await self._ending
         self.is_over = True
@@ -191,7 +227,9 @@ class Client:
         names = [str(event.data["id"]) for event in sent if event.data is not None and "id" in event.data]
         return (names[-1], ids[-1]) if names and ids else ("", "")
 
-    async def _pause(self, number: int) -> None:
+    async def _pause(self) -> None:
+        number = self._num_pauses
+        self._num_pauses += 1
         draws, visit = self._world.draws, self.visit
         most_ms = 2000 * self._config.resume_seconds
         is_long = draws.draw("long pause", visit.number, number) % 4 == 0

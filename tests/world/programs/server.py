@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +41,19 @@ class WorldServer:
             workers.MODULE: workers.PROGRAMS,
             front_ends.MODULE: front_ends.module(self.front_ends, self._lose_edge),
         }
-        system = system_of(process, modules)
+        self.system = system = system_of(process, modules)
         self._num_blocks, self._max_model_len = num_blocks, max_model_len
         self.stop = asyncio.Event()
         self.cut = asyncio.Event()
         #: False at first: a gateway queries its backends before it listens.
         self.is_listening = False
         self.is_ready = False
+        #: Called once it is.
+        self.on_ready: Callable[[], None] = lambda: None
         self.engine: InferenceEngine | None = None
         #: Why it has ended, if nobody stopped it.
         self.error: EventLMError | None = None
         self._run_folder: Path | None = None
-        process.on_end(lambda _: self._ended())
         process.run(self._serve(system, config))
 
     async def _find_setup(self, system: System, config: Config) -> EngineSetup:
@@ -119,13 +121,14 @@ class WorldServer:
 
     def _ready(self, url: str) -> None:
         self.is_ready = True
+        self.process.world.after(0, self.on_ready)
 
     @property
     def run_folder(self) -> Path | None:
         """The folder of its log, once there is one."""
         return self.engine.run_folder if self.engine is not None else self._run_folder
 
-    def _ended(self) -> None:
+    def drop_engine(self) -> None:
         """Drop the engine: only the log of a dead server is still needed, and there may be many."""
         self._run_folder = self.run_folder
         self.engine = None
