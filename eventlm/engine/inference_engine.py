@@ -364,6 +364,9 @@ class InferenceEngine:
             self.state = "dead"
             await self._replicas.stop()
             await self._backends.stop()
+            if self._recovered is not None:
+                # The next engine may still go on with it.
+                self._recovered.file.close()
             raise
         self._replicas.run()
         self._backends.run()

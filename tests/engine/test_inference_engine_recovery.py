@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from msgspec import structs
@@ -12,7 +13,8 @@ from eventlm.bus.log_reader import LogReader
 from eventlm.bus.spool import read_frames
 from eventlm.bus.token_log_check import check_token_logs
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.request import FinishedOutput, Submission, TokensOutput, UnknownReplyError
+from eventlm.engine.replicas.group import Replicas
+from eventlm.engine.request import EngineUnavailableError, FinishedOutput, Submission, TokensOutput, UnknownReplyError
 from eventlm.events import Cancelled, Recovered
 from eventlm.replay.verify.verifier import verify
 from eventlm.sampling_params import SamplingParams
@@ -123,6 +125,24 @@ async def test_a_token_log_goes_on_too(folder: Path) -> None:
     tokens = check_token_logs(run)
     assert tokens is not None
     assert (tokens.is_sound, tokens.missing) == (True, [])
+
+
+async def test_a_run_can_be_gone_on_with_after_an_engine_that_did_not_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await start(folder)
+    await submit(first, "reply", is_resumable=True)
+    await die(first)
+    with monkeypatch.context() as patched:
+        patched.setattr(Replicas, "start", AsyncMock(side_effect=EngineUnavailableError("no worker starts")))
+        with pytest.raises(EngineUnavailableError):
+            await start(folder)
+    second = await start(folder)
+    reader = Reader()
+    await second.resume("reply", "o", reader)
+    await until(lambda: reader.reason != "")
+    await second.stop()
+    assert reader.tokens == EXPECTED
 
 
 async def test_a_deleted_reply_stays_deleted(folder: Path) -> None:
