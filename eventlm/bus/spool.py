@@ -59,15 +59,15 @@ class SpoolWriter:
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk = disk
         self.folder = folder
-        #: The first frames of files that are not made yet, by their positions.
-        self._bases: dict[int, Sequence[bytes]] = {}
+        #: The first frames of the file that is to be made next.
+        self._base: Sequence[bytes] = ()
         self._file: _SpoolFile | None = None
         self._next: _SpoolFile | None = None
         self._bodies: list[bytes] = []
 
-    def prepare(self, first_s: int, base: Sequence[bytes]) -> None:
-        """Take the first frames of the file of the segment whose header is event `first_s`."""
-        self._bases[first_s] = base
+    def prepare(self, base: Sequence[bytes]) -> None:
+        """Take the first frames of the next file, in place of those of one that could not be made."""
+        self._base = base
 
     @property
     def path(self) -> Path:
@@ -103,7 +103,8 @@ class SpoolWriter:
         path = self.folder / spool_name(first_s)
         # Of an attempt to begin this segment that failed.
         self._disk.unlink(path)
-        return _SpoolFile(self._disk, path, self._bases.pop(first_s))
+        base, self._base = self._base, ()
+        return _SpoolFile(self._disk, path, base)
 
     @property
     def is_synced(self) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import structlog
+from msgspec import structs
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_reader import read_history
@@ -40,6 +41,7 @@ from eventlm.metrics.rows import EndedRows
 from eventlm.metrics.store import MetricsStore
 from eventlm.metrics.throughput_log import ThroughputLog
 from eventlm.system.system import System
+from eventlm.system.whole_file import exit_code_of
 from eventlm.worker.protocol import WorkerReady
 
 log = structlog.get_logger("eventlm.engine")
@@ -92,9 +94,17 @@ class EngineRun(NamedTuple):
             raise LogWriteError(f"cannot go on with the trace {recovered.folder}: {error.strerror}") from error
         sync_time = Histogram.over(SYNC_BUCKETS_NS)
         spool_writer = SpoolWriter(parts.system.disk, recovered.spool_folder)
+        try:
+            last = recovered.last_segment(parts.system.disk)
+        except OSError as error:
+            raise LogWriteError(
+                f"cannot go on with the trace {recovered.folder}: {error.strerror}", exit_code=exit_code_of(error)
+            ) from error
+        # A run with a token log has one to its end.
+        record = structs.replace(setups[0].config.record, record_tokens=header.level == "tokens")
         writer = make_writer(
             parts.system,
-            setups[0].config.record,
+            record,
             header.run,
             live.digest_key,
             sync_time.observe,

@@ -420,11 +420,19 @@ class InferenceEngine:
         down_ns = self.now_ns() - found.core.state.now_ns
         self.put_fact(Recovered(reason=self.follows or found.reason(self._system.clock), down_ns=max(down_ns, 0)))
         self._drain()
+        self._check_alive()
         found.succeed(self._system.disk)
         live = found.live
-        lost = [request for request in live.requests if request in found.damaged]
+        damaged = set(found.damaged)
+        replies = [reply for request in found.damaged if (reply := self.registry.reply_of(request)) is not None]
+        for reply in replies:
+            damaged.update(reply.requests)
+        lost = [request for request in live.requests if request in damaged]
         for request in lost:
             live.fail_request(request, EngineUnavailableError("a part of the request was lost when its engine died"))
+        for reply in replies:
+            # It may be over, and kept with what is lost.
+            self.registry.forget(reply.submission.reply_id)
         for request in dict.fromkeys([*lost, *self._forgotten]):
             self.cancel(request, BY_RECOVERY)
         self._drain()

@@ -429,12 +429,12 @@ class LiveRequests:
         self._completing = _Completing.of(launched, tokens, extras)
 
     def requests_of_step(self, fact: StepCompleted) -> set[int]:
-        """The requests that a step which is about to be completed has tokens for."""
+        """The requests that a step which is about to be completed may have something for."""
         worker = self._workers.get(fact.replica)
         if worker is None or worker.epoch != fact.epoch:
             return set()
         rows = zip(_rows(worker.launches[0]), fact.produced, strict=True)
-        return {identity.request for identity, num_tokens in rows if num_tokens}
+        return {identity.request for identity, num_tokens in rows if num_tokens or identity.request in self._asking}
 
     def _take_launch(self, replica: int, epoch: int) -> Launched | None:
         """The launch that a result answers; None if its worker is lost."""

@@ -480,7 +480,7 @@ class RequestRegistry:
         return was_kept
 
     def forget(self, reply_id: str) -> None:
-        """Drop the kept outputs of a reply that its owner had deleted; nothing if there are none."""
+        """Drop the kept outputs of a reply, if there are any: its owner had it deleted, or a part of it is lost."""
         self._drop_outputs(reply_id)
 
     def leave(self, reply_id: str, reader: int) -> None:

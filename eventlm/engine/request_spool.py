@@ -57,7 +57,7 @@ class RequestSpool:
             workers=live.keep_workers(),
             num_recoveries=self._num_recoveries,
         )
-        self._writer.prepare(first_s, [encode_frame(frame) for frame in (head, *self.kept())])
+        self._writer.prepare([encode_frame(frame) for frame in (head, *self.kept())])
 
     def kept(self) -> list[KeptReply]:
         """All that lives. Between two drains only."""

@@ -91,7 +91,7 @@ class EnginePrepared(Struct, frozen=True, tag="prepared"):
     """It can take over with this configuration. kept: its options that the keeper goes by."""
 
     config: bytes
-    kept: dict[str, str | int]
+    kept: dict[str, str | int | bool]
 
 
 class Serving(Struct, frozen=True, tag="serving"):
@@ -131,7 +131,7 @@ decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 decode_config = msgspec.msgpack.Decoder(Config).decode
 
 
-def kept_options(config: Config) -> dict[str, str | int]:
+def kept_options(config: Config) -> dict[str, str | int | bool]:
     """The options that the keeper goes by, or that say where a run goes on. They stay as they are while it lives."""
     return {
         "--host": config.server.host,
@@ -139,5 +139,6 @@ def kept_options(config: Config) -> dict[str, str | int]:
         "--api-servers": config.server.api_servers,
         "--heartbeat-timeout-seconds": config.worker.heartbeat_timeout_seconds,
         "--record": config.record.record,
+        "--record-tokens": config.record.record_tokens,
         "--recover": config.record.recover,
     }

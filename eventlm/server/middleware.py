@@ -93,7 +93,9 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     request[REQUEST_ID] = request_id(request.app[CONTEXT].system.chance, request)
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(request_id=request[REQUEST_ID])
-    started_ns = request.app[CONTEXT].engine.now_ns()
+    clock = request.app[CONTEXT].system.clock
+    # The engine's own clock jumps when it goes on with the run of another one.
+    started_ns = clock.monotonic_ns()
     response: web.StreamResponse | None = None
     try:
         response = await _answered(request, handler)
@@ -104,32 +106,32 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     finally:
         release_body(request)
         status = CANCELLED if response is None else response.status
-        _count(request, status, started_ns)
-        _log_end(request, response, status, started_ns)
+        duration_ns = clock.monotonic_ns() - started_ns
+        _count(request, status, duration_ns)
+        _log_end(request, response, status, duration_ns)
 
 
-def _count(request: web.Request, status: int, started_ns: int) -> None:
+def _count(request: web.Request, status: int, duration_ns: int) -> None:
     """Count it for /metrics unless it is polled; with the labels of prometheus-fastapi-instrumentator, as in vLLM."""
     resource = request.match_info.route.resource
     route = "none" if resource is None else resource.canonical
     if route not in _NOT_COUNTED:
         method = request.method if request.method in METH_ALL else "other"
-        context = request.app[CONTEXT]
-        context.count_http_request(route, method, status, context.engine.now_ns() - started_ns)
+        request.app[CONTEXT].count_http_request(route, method, status, duration_ns)
 
 
-def _log_end(request: web.Request, response: web.StreamResponse | None, status: int, started_ns: int) -> None:
+def _log_end(request: web.Request, response: web.StreamResponse | None, status: int, duration_ns: int) -> None:
     """Log one line. Without a response the client has left."""
     fields = request_fields(request) | {
         "status": status,
-        "duration_ms": (request.app[CONTEXT].engine.now_ns() - started_ns) // 1_000_000,
+        "duration_ms": duration_ns // 1_000_000,
     }
     error = None if response is None else response.get(STREAM_ERROR)
     if error is not None:
         fields |= error_fields(error)
     generation = request.get(GENERATION)
     if generation is not None:
-        fields |= generation_fields(generation, started_ns)
+        fields |= generation_fields(generation, request.app[CONTEXT].engine.now_ns() - duration_ns)
     if request.path in _POLLED or request.path.startswith((CHAT_PAGE_FOLDER, DASHBOARD_FOLDER)):
         _log.debug("request", **fields)
     elif status >= 500 or (error is not None and error.status >= 500):

@@ -17,7 +17,7 @@ BODIES = [b"first", b"\x89EVS second", b"", b"third" * 20]
 def write(folder: Path, first_s: int = 0) -> Path:
     """A spool with these frames; its file."""
     spool = SpoolWriter(SYSTEM_DISK, folder)
-    spool.prepare(first_s, BASE)
+    spool.prepare(BASE)
     if first_s:
         folder.mkdir(parents=True)
         spool.start_file(first_s)
@@ -71,11 +71,11 @@ def test_frames_of_another_file_are_no_frames(run: str, name: str, tmp_path: Pat
 
 def test_a_file_replaces_the_one_before(tmp_path: Path) -> None:
     spool = SpoolWriter(SYSTEM_DISK, tmp_path / "run")
-    spool.prepare(0, BASE)
+    spool.prepare(BASE)
     spool.append(BODIES)
     assert spool.flush() is None
     assert spool.num_own_bytes == sum(map(len, BODIES)) + 16 * len(BODIES)
-    spool.prepare(9, [b"what lives"])
+    spool.prepare([b"what lives"])
     spool.start_file(9)
     assert len(list((tmp_path / "run").iterdir())) == 2
     spool.go_on()
@@ -88,11 +88,14 @@ def test_a_file_replaces_the_one_before(tmp_path: Path) -> None:
 
 def test_a_segment_that_cannot_begin_leaves_the_file_before(tmp_path: Path) -> None:
     spool = SpoolWriter(SYSTEM_DISK, tmp_path / "run")
-    spool.prepare(0, BASE)
+    spool.prepare(BASE)
     assert spool.flush() is None
+    # Not even begun.
+    spool.prepare([b"of an earlier attempt"])
     for _ in range(2):
-        spool.prepare(9, [b"what lives"])
+        spool.prepare([b"what lives"])
         spool.start_file(9)
+        assert read_frames(SYSTEM_DISK, spool.folder / spool_name(9)).bodies == [b"what lives"]
         spool.go_back()
     assert [path.name for path in (tmp_path / "run").iterdir()] == [spool_name(0)]
     spool.append([b"more"])
@@ -106,13 +109,13 @@ def test_a_folder_that_is_not_there_is_removed_all_the_same(tmp_path: Path) -> N
 
 def test_a_loss_is_known_until_a_segment_begins_with_all_that_lives(tmp_path: Path) -> None:
     spool = SpoolWriter(SYSTEM_DISK, tmp_path / "run")
-    spool.prepare(0, BASE)
+    spool.prepare(BASE)
     assert spool.flush() is None
     assert not has_lost(SYSTEM_DISK, spool.folder)
     for _ in range(2):
         spool.note_loss()
     assert has_lost(SYSTEM_DISK, spool.folder)
-    spool.prepare(9, BASE)
+    spool.prepare(BASE)
     spool.start_file(9)
     spool.go_on()
     assert not has_lost(SYSTEM_DISK, spool.folder)

@@ -15,11 +15,14 @@ from eventlm.bus.token_log_check import check_token_logs
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.replicas.group import Replicas
 from eventlm.engine.request import EngineUnavailableError, FinishedOutput, Submission, TokensOutput, UnknownReplyError
+from eventlm.engine.spool.records import DrainRecords, StepRecord, decode_frame
+from eventlm.errors import InvariantError
 from eventlm.events import Cancelled, Recovered
 from eventlm.replay.verify.verifier import verify
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.disk import SYSTEM_DISK
 from eventlm.system.system import real_system
+from eventlm.types import SequenceId
 from eventlm.worker.fake.tokens import fake_token
 from tests.engine.engines import SLOW, fake_setup
 from tests.made_requests import make_request
@@ -45,9 +48,9 @@ class Reader:
             self.reason = output.reason
 
 
-async def start(folder: Path, **changes: Any) -> InferenceEngine:
-    """An engine that recovers what another one left in the folder."""
-    setup = fake_setup(record=folder / "runs", fake=SLOW)
+async def start(folder: Path, *, max_num_seqs: int = 8, **changes: Any) -> InferenceEngine:
+    """An engine that recovers what another one left in the folder. changes: of how it is recorded."""
+    setup = fake_setup(record=folder / "runs", fake=SLOW, max_num_seqs=max_num_seqs)
     record = structs.replace(setup.config.record, recover=str(folder / "spool"), **changes)
     server = structs.replace(setup.config.server, resume_seconds=60)
     setup = structs.replace(setup, config=structs.replace(setup.config, record=record, server=server))
@@ -145,6 +148,22 @@ async def test_a_run_can_be_gone_on_with_after_an_engine_that_did_not_start(
     assert reader.tokens == EXPECTED
 
 
+@pytest.mark.parametrize("record_tokens", [False, True])
+async def test_a_run_keeps_its_token_log_or_lack_of_one(folder: Path, record_tokens: bool) -> None:
+    first = await start(folder, record_tokens=record_tokens)
+    await submit(first, "r", is_resumable=True)
+    await die(first)
+    second = await start(folder, record_tokens=not record_tokens)
+    after = Reader()
+    await second.resume("r", "o", after)
+    await until(lambda: after.reason)
+    run = second.run_folder
+    await second.stop()
+    assert run == first.run_folder is not None
+    assert verify(run).exit_code == 0
+    assert (check_token_logs(run) is not None) == record_tokens
+
+
 async def test_a_deleted_reply_stays_deleted(folder: Path) -> None:
     first = await start(folder)
     await submit(first, "r", is_resumable=True)
@@ -184,3 +203,60 @@ async def test_an_engine_with_other_limits_begins_a_run_of_its_own(folder: Path)
     await second.start()
     assert second.run_folder != first.run_folder
     await second.stop()
+
+
+def lose_tokens(folder: Path, most: int = 1) -> None:
+    """Damage the first records of the spool that have tokens."""
+    [path] = (folder / "spool").glob("*/spool-*")
+    content = path.read_bytes()
+    for frame in frames(folder):
+        records = decode_frame(frame)
+        if isinstance(records, DrainRecords) and most and any(isinstance(each, StepRecord) for each in records.records):
+            content = content.replace(frame, bytes(reversed(frame)))
+            most -= 1
+    path.write_bytes(content)
+
+
+async def test_a_reply_that_is_over_and_of_which_tokens_are_lost_is_not_kept(folder: Path) -> None:
+    first = await start(folder)
+    over = await submit(first, "r", is_resumable=True)
+    await until(lambda: over.reason)
+    await die(first)
+    lose_tokens(folder)
+    second = await start(folder)
+    with pytest.raises(UnknownReplyError):
+        await second.resume("r", "o", Reader())
+    await second.stop()
+
+
+async def test_a_damaged_request_ends_the_others_of_its_reply(folder: Path) -> None:
+    first = await start(folder, max_num_seqs=1)
+    await first.submit([REQUEST] * 2, submission=Submission(reply_id="r", is_resumable=True), on_output=Reader())
+    [early, late] = first._require_engine_core().live.requests
+    await until(lambda: (first._require_engine_core().live.num_output_tokens(SequenceId(early, 0)) or 0) > 3)
+    await die(first)
+    lose_tokens(folder)
+    second = await start(folder, max_num_seqs=1)
+    assert [*second._require_engine_core().live.requests] == []
+    assert second.run_folder is not None
+    run = second.run_folder
+    await second.stop()
+    events = [line.event() for line in LogReader(run)]
+    assert [event.request for event in events if isinstance(event, Cancelled)] == [early, late]
+
+
+async def test_a_recovery_that_fails_at_its_first_step_has_not_succeeded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await start(folder)
+    await submit(first, "r", is_resumable=True)
+    await die(first)
+
+    def fail(self: InferenceEngine, fact: Any) -> None:
+        raise InvariantError("as planned")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("eventlm.engine.engine_core.EngineCore._see_fact", fail)
+        with pytest.raises(EngineUnavailableError, match="as planned"):
+            await start(folder)
+    assert [path.name for path in (folder / "spool").glob("*/attempt-*")] == ["attempt-1"]

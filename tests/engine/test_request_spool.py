@@ -30,8 +30,8 @@ def test_it_begins_with_what_lives_and_goes_on_with_what_comes(tmp_path: Path) -
     for seq, sink in ((3, sinks[0]), (4, print)):
         live.arrive(seq, request, sink, group_size=1, group_index=0)
     registry.add(reply, [3])
-    spool.prepare(9)
     assert writer.flush() is None
+    spool.prepare(9)
     writer.start_file(9)
     writer.go_on()
     spool.add(StepRecord(10, [[7]]))

@@ -9,8 +9,10 @@ from eventlm.config.load import load_config
 from eventlm.keeper.protocol import (
     VERSION,
     ConfigSource,
+    EnginePrepared,
     Prepare,
     decode_config,
+    decode_from_engine,
     decode_to_engine,
     encode,
     kept_options,
@@ -29,4 +31,7 @@ def test_a_configuration_and_its_source_arrive_as_they_are() -> None:
 def test_the_kept_options_are_flags() -> None:
     parser = Parser()
     configure(parser)
-    assert kept_options(Config()).keys() <= parser._option_string_actions.keys()
+    kept = kept_options(Config())
+    assert kept.keys() <= parser._option_string_actions.keys()
+    prepared = EnginePrepared(b"", kept)
+    assert decode_from_engine(encode(prepared)) == prepared

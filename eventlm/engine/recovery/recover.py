@@ -21,6 +21,7 @@ from eventlm.engine.live_requests import LiveRequests, Sink
 from eventlm.engine.recovery.replay import LOST_TOKEN, CutError, ReplayedCore, ignore_output, lost_request
 from eventlm.engine.request_registry import RequestRegistry
 from eventlm.engine.spool.records import (
+    SPOOL_FORMAT,
     DrainRecords,
     DropRecord,
     KeptReply,
@@ -92,7 +93,10 @@ class RecoveredRun(NamedTuple):
         with contextlib.closing(disk.open(path)) as file:
             file.seek(self.end.num_bytes)
             if rest := file.read(-1):
-                aside = disk.create(self.folder / f"cut-{self.core.next_seq:012}")
+                path_aside = self.folder / f"cut-{self.core.next_seq:012}"
+                # Of an engine that died here.
+                disk.unlink(path_aside)
+                aside = disk.create(path_aside)
                 aside.write(rest)
                 aside.sync()
                 aside.close()
@@ -209,8 +213,9 @@ def _try_to_recover(
     disk: Disk, folder: Path, spool: Path, file: WritableFile, builder_of: Callable[[Header], RunBuilder | None]
 ) -> RecoveredRun | None:
     """None for a run that has ended in order, or that cannot be recovered."""
-    num_attempts = sum(name.startswith(_ATTEMPT) for name in disk.list(spool))
+    num_attempts = 0
     try:
+        num_attempts = sum(name.startswith(_ATTEMPT) for name in disk.list(spool))
         if num_attempts == MAX_ATTEMPTS:
             raise UsageError(f"{MAX_ATTEMPTS} attempts have failed; its requests are lost")
         disk.create(spool / f"{_ATTEMPT}{num_attempts + 1}").close()
@@ -304,6 +309,8 @@ def _read_spool(disk: Disk, folder: Path, header: Header) -> _Spool:
             case DrainRecords(found):
                 dropped.update(each.reply_id for each in found if isinstance(each, DropRecord))
                 records |= {each.s: each for each in found if not isinstance(each, DropRecord)}
+    if head is not None and head.format != SPOOL_FORMAT:
+        raise UsageError(f"{path} has the format {head.format}, and this version reads {SPOOL_FORMAT}")
     if head is None or head.run != header.run or head.first_s != header.s:
         raise TraceCorruptError(f"{path} is damaged where it begins; none of its requests can go on")
     return _Spool(head, replies, records, dropped)

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from eventlm.bus.spool import read_frames
+from eventlm.bus.run_folder import TRACE_NAME
+from eventlm.bus.spool import SpoolWriter, read_frames
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.recovery.recover import MAX_ATTEMPTS, check_spool_folder
+from eventlm.engine.spool.records import SPOOL_FORMAT, SpoolHead, decode_frame, encode_frame
 from eventlm.errors import UsageError
 from eventlm.replay.verify.verifier import verify
 from eventlm.system.disk import SYSTEM_DISK
@@ -194,8 +197,43 @@ def test_a_spool_that_is_damaged_where_it_begins_is_of_no_use(tmp_path: Path) ->
     assert simulation.recover() is None
 
 
-def _dead(folder: Path) -> tuple[CrashingSimulation, Path]:
-    """An engine that died at its 20th drain, and its spool."""
+def test_a_spool_of_another_format_is_not_read(tmp_path: Path) -> None:
+    simulation, spool = _dead(tmp_path)
+    head, *others = read_frames(SYSTEM_DISK, spool).bodies
+    decoded = decode_frame(head)
+    assert isinstance(decoded, SpoolHead)
+    spool.unlink()
+    writer = SpoolWriter(SYSTEM_DISK, spool.parent)
+    writer.prepare([encode_frame(structs.replace(decoded, format=SPOOL_FORMAT + 1)), *others])
+    assert writer.flush() is None
+    writer.close()
+    assert simulation.recover() is None
+
+
+def test_a_file_in_place_of_a_spool_is_none(tmp_path: Path) -> None:
+    simulation, spool = _dead(tmp_path)
+    spool.unlink()
+    spool.parent.rmdir()
+    spool.parent.touch()
+    assert simulation.recover() is None
+
+
+def test_an_engine_that_dies_while_it_cuts_a_log_leaves_that_to_the_next(tmp_path: Path) -> None:
+    simulation, _ = _dead(tmp_path, Death(20, num_lines=1))
+    found = simulation.recover()
+    assert found is not None
+    rest = (found.folder / TRACE_NAME).read_bytes()[found.end.num_bytes :]
+    aside = found.folder / f"cut-{found.core.next_seq:012}"
+    aside.write_bytes(rest[:5])
+    found.last_segment(SYSTEM_DISK).close()
+    assert aside.read_bytes() == rest != b""
+
+
+_AFTER_A_DRAIN = Death(20, delivered=True)
+
+
+def _dead(folder: Path, death: Death = _AFTER_A_DRAIN) -> tuple[CrashingSimulation, Path]:
+    """An engine that died, and its spool."""
     golden = GOLDEN["fcfs_one_replica"]
     simulation = CrashingSimulation(
         folder,
@@ -203,7 +241,7 @@ def _dead(folder: Path) -> tuple[CrashingSimulation, Path]:
         golden.chaos,
         seed=golden.seed,
         num_requests=golden.num_requests,
-        deaths=[Death(20, delivered=True)],
+        deaths=[death],
     )
     with pytest.raises(Killed):
         simulation.run_to_death()

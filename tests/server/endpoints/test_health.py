@@ -39,9 +39,14 @@ def test_while_the_next_engine_starts_requests_wait_and_monitors_are_told(
         completion = threads.submit(server.post, "/v1/completions", {"model": "test", "prompt": "x"})
         with pytest.raises(TimeoutError):
             completion.result(0.1)
+        # It has the clock of a run that is a day old.
+        now_ns = server.engine.now_ns()
+        monkeypatch.setattr(server.engine, "now_ns", lambda: now_ns + 24 * 3600 * 10**9)
         server.engine.state = "ready"
         server.loop.call_soon_threadsafe(server.context.recovered.set)
         assert completion.result().status == 200
+    total_ns = sum(duration_ns for _, duration_ns in server.context._http_requests.values())
+    assert total_ns < 3600 * 10**9
     monkeypatch.setattr("eventlm.server.context.RECOVERY_SECONDS", 0.01)
     server.engine.state = "loading"
     server.loop.call_soon_threadsafe(server.context.recovered.clear)
