@@ -152,7 +152,7 @@ class Keeper:
             successor = await self._successor(engine)
             if self._stop.is_set():
                 return self._stopped(engine)
-            follows, engine = engine.ending, successor
+            follows, engine = engine.ending if engine.status else "restart", successor
             self._engine = successor
 
     async def _serve(self, engine: EngineProcess, follows: str) -> None:

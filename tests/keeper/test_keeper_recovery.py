@@ -71,8 +71,10 @@ class ResumingClient:
         self.text += "".join(choice["text"] for choice in chunk["choices"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR2])
-def test_a_stream_goes_on_at_the_next_engine(start_kept: StartKept, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "reason"), [(signal.SIGKILL, "died (killed by SIGKILL)"), (signal.SIGUSR2, "restart")]
+)
+def test_a_stream_goes_on_at_the_next_engine(start_kept: StartKept, number: signal.Signals, reason: str) -> None:
     server = start_kept("--resume-seconds", "60", "--fake", "base_ns=20000000")
     client = ResumingClient(server, seed=5)
     client.read(20)
@@ -87,4 +89,4 @@ def test_a_stream_goes_on_at_the_next_engine(start_kept: StartKept, number: sign
     assert client.text == fake_text(5, NUM_TOKENS)
     assert server.stop() == 0
     trace = verified(server.trace)
-    assert [event.reason for event in trace.of(Recovered)] == ["process"]
+    assert [event.reason for event in trace.of(Recovered)] == [reason]
