@@ -198,6 +198,11 @@ class ServerContext:
             case "dead":
                 raise unavailable("The engine has died; see the server's log.")
 
+    def check_loaded(self) -> None:
+        """Raise ApiError (503) while it is not known yet which replies there are: another engine may have left some."""
+        if self.engine.state == "loading":
+            self.check_available()
+
     async def until_recovered(self) -> None:
         """Wait for an engine that goes on where the one before has ended, for a while."""
         if not self.recovered.is_set():

@@ -47,6 +47,7 @@ async def resume_stream(request: web.Request) -> web.StreamResponse:
         raise web.HTTPMethodNotAllowed(request.method, ["GET", "DELETE"])
     context = request.app[CONTEXT]
     position = _position(request)
+    context.check_loaded()
     context.enter()
     try:
         return await _resume(request, position)
@@ -60,9 +61,10 @@ async def cancel_stream(request: web.Request) -> web.Response:
     `cancelled` is true if it was being generated; its reader then gets an error with the code `cancelled`. A reply that
     is over and not kept is not found.
     """
-    reply_id = request.match_info["id"]
+    context, reply_id = request.app[CONTEXT], request.match_info["id"]
+    context.check_loaded()
     try:
-        was_running = await request.app[CONTEXT].engine.cancel_reply(reply_id, request[PRINCIPAL].owner)
+        was_running = await context.engine.cancel_reply(reply_id, request[PRINCIPAL].owner)
     except UnknownReplyError as error:
         raise reply_not_found(reply_id) from error
     return json_response(CancelledReply(id=reply_id, cancelled=was_running))

@@ -232,3 +232,15 @@ def test_calls_that_are_resumed_are_the_same_calls(server: RunningServer) -> Non
     for index, event in enumerate(events[:-1]):
         rest = resume(server, reply_id_of(stream), event.id)
         assert joined(parse(rest.data)) == joined(events[index + 1 :]), event.id
+
+
+def test_while_the_engine_loads_nobody_is_told_that_a_reply_is_gone(server: RunningServer) -> None:
+    stream = whole_stream(server, "completions", {})
+    path = f"/v1/stream/{reply_id_of(stream)}"
+    server.engine.state = "loading"
+    for method in ("GET", "DELETE"):
+        reply = server.request(method, path)
+        assert reply.status == 503
+        assert "retry-after" in reply.headers
+    server.engine.state = "ready"
+    assert server.request("GET", path).status == 200
