@@ -253,8 +253,10 @@ class Keeper:
         async with self._spawning, contextlib.AsyncExitStack() as passing:
             sockets = self._sockets
             if front_ends is not None:
-                ours, theirs = self._system.pipes.pair()
-                passing.enter_context(theirs)
+                try:
+                    ours, theirs = map(passing.enter_context, self._system.pipes.pair())
+                except OSError as error:
+                    raise KeeperError(f"cannot start an engine: {error}") from error
                 sockets = [theirs]
             process = await EngineProcess.spawn(
                 self._system,
@@ -265,15 +267,21 @@ class Keeper:
                 front_ends.end if front_ends is not None else lambda _: None,
             )
             self._processes[process] = None
+            if front_ends is not None:
+                self._connect_front_ends(front_ends, process, ours)
+                passing.pop_all()
+                theirs.close()
         process.gone.add_done_callback(lambda _: self._processes.pop(process))
-        if front_ends is not None:
-
-            def connect(number: int, end: socket.socket) -> None:
-                self._do(front_ends.connect(number, end, process.send))
-
-            passed = PassedSockets(ours, connect)
-            process.gone.add_done_callback(lambda _: passed.close())
         return process
+
+    def _connect_front_ends(self, front_ends: KeptFrontEnds, engine: EngineProcess, end: socket.socket) -> None:
+        """Pass on the sockets by which an engine connects to front ends."""
+
+        def connect(number: int, passed: socket.socket) -> None:
+            self._do(front_ends.connect(number, passed, engine.send))
+
+        passing = PassedSockets(end, connect)
+        engine.gone.add_done_callback(lambda _: passing.close())
 
     async def _discard(self, process: EngineProcess) -> None:
         await process.kill()

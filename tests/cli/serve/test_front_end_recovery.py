@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,17 +20,23 @@ from tests.serving import Trace, verified
 NUM_STREAMS, NUM_WHOLE, MAX_TOKENS = 8, 4, 120
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerWithKeptFrontEnds]:
-    """A server that is ready, and ends with its test."""
-    tmp_path.chmod(0o700)
-    server = ServerWithKeptFrontEnds(tmp_path, *SLOW)
+@contextmanager
+def serving(folder: Path, *flags: str, **options: Any) -> Iterator[ServerWithKeptFrontEnds]:
+    """A server that is ready, and leaves nothing."""
+    folder.chmod(0o700)
+    server = ServerWithKeptFrontEnds(folder, *flags, **options)
     try:
         yield server.wait_ready()  # type: ignore[misc]
     finally:
         processes = server.engines
         server.close()
         wait_until(lambda: not any(map(is_running, processes)))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerWithKeptFrontEnds]:
+    with serving(tmp_path, *SLOW) as server:
+        yield server
 
 
 def make_clients(server: ServerWithKeptFrontEnds, first_seed: int = 0) -> list[OneConnection]:
@@ -45,13 +55,15 @@ def stopped(server: ServerWithKeptFrontEnds, num_recoveries: int) -> Trace:
     return trace
 
 
-async def test_no_connection_is_lost_when_engines_are_killed(server: ServerWithKeptFrontEnds) -> None:
+async def test_no_connection_is_lost_when_an_engine_is_killed_and_another_restarted(
+    server: ServerWithKeptFrontEnds,
+) -> None:
     front_ends = server.front_ends
     clients = make_clients(server)
     running = asyncio.gather(*(client.run() for client in clients))
-    for number in range(2):
+    for number, end_engine in enumerate((server.kill_engine, lambda: server.process.send_signal(signal.SIGUSR2))):
         await until(lambda least=5 + 20 * number: all(len(each.text) > least for each in clients[:NUM_STREAMS]))
-        server.kill_engine()
+        end_engine()
         await asyncio.to_thread(server.wait_for, "ready", number + 2)
     await running
     for client in clients:
@@ -103,6 +115,34 @@ async def test_an_engine_and_a_front_end_die_at_once(server: ServerWithKeptFront
     assert len(server.front_ends) == 2
     trace = stopped(server, 1)
     assert len(trace.of(Arrived)) == len(clients)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("num_kills", [50, 1000])
+async def test_many_kills_of_the_engine_under_load(tmp_path: Path, num_kills: int) -> None:
+    with serving(tmp_path, "--fake", "base_ns=5000000", standby_seconds=0.5, max_deaths=10**6) as server:
+        front_ends, chance, is_over, num_replies = server.front_ends, random.Random(num_kills), False, 0
+
+        async def visit(seed: int) -> None:
+            nonlocal num_replies
+            while not is_over:
+                client = OneConnection(server, seed, MAX_TOKENS, is_stream=seed % 3 > 0)
+                await client.run()
+                client.check()
+                num_replies += 1
+                seed += NUM_STREAMS + NUM_WHOLE
+
+        running = asyncio.gather(*(visit(seed) for seed in range(NUM_STREAMS + NUM_WHOLE)))
+        for number in range(num_kills):
+            await asyncio.sleep(chance.random() * 1.5)
+            assert not running.done(), running.exception()
+            server.kill_engine()
+            await asyncio.to_thread(server.wait_for, "ready", number + 2)
+        is_over = True
+        await running
+        assert server.front_ends == front_ends
+        trace = stopped(server, num_kills)
+        assert len(trace.of(Arrived)) == num_replies
 
 
 async def come_back(
