@@ -323,7 +323,7 @@ class LogWriter:
                 file.remove()
             for side in self._side_files:
                 side.go_back()
-            if is_stamped or self.problem:
+            if is_stamped or self.problem or (self.spool is not None and not self.spool.has_file):
                 self._fail(error)
             else:
                 # The last segment can go on as it is.

@@ -76,6 +76,11 @@ class SpoolWriter:
         return self._file.path
 
     @property
+    def has_file(self) -> bool:
+        """Whether there is a present file."""
+        return self._file is not None
+
+    @property
     def num_own_bytes(self) -> int:
         """Bytes of the present file after its base."""
         return self._file.num_own_bytes if self._file is not None else 0

@@ -88,12 +88,11 @@ class EngineRun(NamedTuple):
     def go_on(cls, recovered: RecoveredRun, setups: Sequence[EngineSetup], parts: RunParts) -> EngineRun:
         """Go on with the run of an engine that has died. Raises LogWriteError."""
         header, live = recovered.header, recovered.live
-        try:
-            last = recovered.last_segment(parts.system.disk)
-        except OSError as error:
-            raise LogWriteError(f"cannot go on with the trace {recovered.folder}: {error.strerror}") from error
         sync_time = Histogram.over(SYNC_BUCKETS_NS)
         spool_writer = SpoolWriter(parts.system.disk, recovered.spool_folder)
+        if recovered.has_loss:
+            # The cut takes away what shows it.
+            spool_writer.note_loss()
         try:
             last = recovered.last_segment(parts.system.disk)
         except OSError as error:

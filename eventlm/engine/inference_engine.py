@@ -360,11 +360,14 @@ class InferenceEngine:
             if self._recovered is not None:
                 self._take_over(self._recovered)
             self.worker_host = sets[0].first.host
-        except BaseException:
+        except BaseException as error:
             self.state = "dead"
             await self._replicas.stop()
             await self._backends.stop()
             if self._recovered is not None:
+                if self._engine_core is None and isinstance(error, EventLMError | asyncio.CancelledError):
+                    # No worker could start, for example, or the disk was full.
+                    self._recovered.forget_attempts(self._system.disk)
                 # The next engine may still go on with it.
                 self._recovered.file.close()
             raise
@@ -421,7 +424,7 @@ class InferenceEngine:
         self.put_fact(Recovered(reason=self.follows or found.reason(self._system.clock), down_ns=max(down_ns, 0)))
         self._drain()
         self._check_alive()
-        found.succeed(self._system.disk)
+        found.forget_attempts(self._system.disk)
         live = found.live
         damaged = set(found.damaged)
         replies = [reply for request in found.damaged if (reply := self.registry.reply_of(request)) is not None]

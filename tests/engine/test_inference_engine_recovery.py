@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from msgspec import structs
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.bus.spool import read_frames
+from eventlm.bus.log_writer import LogWriteError
+from eventlm.bus.spool import SpoolWriter, read_frames
 from eventlm.bus.token_log_check import check_token_logs
 from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.recovery.recover import MAX_ATTEMPTS
 from eventlm.engine.replicas.group import Replicas
 from eventlm.engine.request import EngineUnavailableError, FinishedOutput, Submission, TokensOutput, UnknownReplyError
 from eventlm.engine.spool.records import DrainRecords, StepRecord, decode_frame
@@ -260,3 +264,27 @@ async def test_a_recovery_that_fails_at_its_first_step_has_not_succeeded(
         with pytest.raises(EngineUnavailableError, match="as planned"):
             await start(folder)
     assert [path.name for path in (folder / "spool").glob("*/attempt-*")] == ["attempt-1"]
+
+
+async def test_a_full_disk_costs_no_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = await start(folder)
+    reader = await submit(first, "r", is_resumable=True)
+    await die(first)
+    # As if a power failure had taken the end of the spool.
+    [path] = (folder / "spool").glob("*/spool-*")
+    path.write_bytes(path.read_bytes()[:-5])
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    for _ in range(MAX_ATTEMPTS + 1):
+        with monkeypatch.context() as patched:
+            patched.setattr(SpoolWriter, "start_file", full)
+            with pytest.raises(LogWriteError, match="No space left on device"):
+                await start(folder)
+    last = await start(folder)
+    again = Reader()
+    resumed = await last.resume("r", "o", again)
+    await until(lambda: again.reason)
+    await last.stop()
+    assert again.tokens == EXPECTED
+    # That outputs may be lost is not forgotten.
+    assert len(resumed.rewinds) == 1
+    assert resumed.rewinds[0] <= len(reader.tokens)

@@ -112,8 +112,8 @@ class RecoveredRun(NamedTuple):
         now_ns = max(clock.unix_ns() - int(self.header.unix_start_ns), self.core.state.now_ns + 1)
         return clock.monotonic_ns() - now_ns
 
-    def succeed(self, disk: Disk) -> None:
-        """It goes on: this attempt does not count as a failed one."""
+    def forget_attempts(self, disk: Disk) -> None:
+        """It goes on, or does not for a reason that has nothing to do with it."""
         with contextlib.suppress(OSError):
             for name in disk.list(self.spool_folder):
                 if name.startswith(_ATTEMPT):

@@ -256,7 +256,7 @@ class CrashingSimulation(Simulation):
             delay_ns = draw("restart", self.seed, replica) % 20 * MILLISECOND
             self.after(delay_ns, partial(self._start, worker, self.num_recoveries))
         self.engine_core.drain(self.now_ns)
-        found.succeed(SYSTEM_DISK)
+        found.forget_attempts(SYSTEM_DISK)
         for seq in sorted(found.damaged & set(found.live.requests)):
             found.live.fail_request(seq, EngineUnavailableError("damaged"))
             self.engine_core.put_fact(Cancelled(request=seq))

@@ -160,7 +160,7 @@ def test_an_attempt_that_succeeds_does_not_count(tmp_path: Path) -> None:
     for _ in range(MAX_ATTEMPTS + 2):
         found = simulation.recover()
         assert found is not None
-        found.succeed(SYSTEM_DISK)
+        found.forget_attempts(SYSTEM_DISK)
         found.file.close()
 
 
