@@ -138,6 +138,15 @@ def alert_rules(job: str, thresholds: Thresholds = Thresholds()) -> list[AlertRu
             "eventlm trace grep --kind worker_lost,desync",
         ),
         AlertRule(
+            "EventlmEngineDied",
+            f"{long.increase('eventlm:recoveries', by=server)} > 0",
+            "0m",
+            "warning",
+            "the engine of {{ $labels.instance }} died, and another one goes on",
+            "An engine died in the last ten minutes. Requests went on, later than they should have.",
+            "eventlm trace grep --kind recovered",
+        ),
+        AlertRule(
             "EventlmBackendDown",
             f"{long.gauge('eventlm:backend_up', by=backend)} == 0\n"
             f"unless {long.gauge('eventlm:backend_wanted', by=backend)} == 0",

@@ -129,6 +129,7 @@ def panel_rows() -> list[PanelRow]:
                                                            "{{instance}}")]),
             Panel("Workers lost and plug-ins failing", "In a second.", "short",
                   [(rate("eventlm:workers_lost"), "workers lost"),
+                   (rate("eventlm:recoveries"), "engines that died"),
                    (rate("eventlm:plugin_failures"), "answers of plug-ins not used")]),
             Panel("State", "1 for the state that the server is in.", "short",
                   [(gauge("eventlm:engine_state", by=("state",)), "{{state}}"),
