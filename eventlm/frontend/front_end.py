@@ -96,8 +96,15 @@ class FrontEnd:
         )
 
     async def start(self) -> None:
-        """Start the first process. Raises EngineUnavailableError if it does not start."""
-        await self._spawn()
+        """Start the first process. Raises EngineUnavailableError if it does not start.
+
+        One that has lived through the death of an engine may die as well, and gets more chances.
+        """
+        try:
+            await self._spawn()
+        except EngineUnavailableError:
+            if not self._engine.edges_return or not await self._restart():
+                raise
         self._task = asyncio.create_task(self._supervise(), name=f"front end {self.index}")
 
     def send(self, message: ToFrontEnd) -> None:

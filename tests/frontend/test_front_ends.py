@@ -43,6 +43,7 @@ class EngineStub:
     num_waiting_for_room = 0
     max_model_len = 512
     origin_ns = 0
+    edges_return = False
     models: ClassVar[dict[str, Any]] = {}
     setups: ClassVar[list[Any]] = []
 
@@ -229,6 +230,13 @@ async def test_one_that_cannot_start_is_an_error(make_run: Any, behaviour: str, 
         with pytest.raises(EngineUnavailableError, match=message):
             await run.controller.start()
         assert run.num_starts == 1
+
+
+async def test_one_that_dies_while_another_engine_connects_to_it_is_started_again(make_run: Any) -> None:
+    async with make_run("dies ready") as run:
+        run.engine.edges_return = True
+        await run.controller.start()
+        assert run.num_starts == 2
 
 
 async def test_one_that_cannot_start_again_is_given_up(make_run: Any) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import random
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,45 @@ async def test_many_kills_of_the_engine_under_load(tmp_path: Path, num_kills: in
         assert server.front_ends == front_ends
         trace = stopped(server, num_kills)
         assert len(trace.of(Arrived)) == num_replies
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("num_kills", [50, 500])
+async def test_many_kills_of_engine_and_front_ends_under_load(tmp_path: Path, num_kills: int) -> None:
+    with serving(tmp_path, "--fake", "base_ns=5000000", standby_seconds=0.5, max_deaths=10**6) as server:
+        chance, is_over, num_whole, num_recoveries = random.Random(num_kills), False, 0, 0
+
+        async def visit(seed: int) -> None:
+            nonlocal num_whole
+            while not is_over:
+                client = OneConnection(server, seed, MAX_TOKENS, is_stream=seed % 3 > 0)
+                with suppress(OSError, IndexError):
+                    await client.run()
+                while client.reply_id and not client.is_whole:
+                    with suppress(OSError, IndexError):
+                        await client.resume()
+                    assert client.status in (200, 204, 503)
+                if client.is_whole:
+                    client.check()
+                    num_whole += 1
+                seed += NUM_STREAMS + NUM_WHOLE
+
+        running = asyncio.gather(*(visit(seed) for seed in range(NUM_STREAMS + NUM_WHOLE)))
+        for _ in range(num_kills):
+            await asyncio.sleep(chance.random() * 1.5)
+            assert not running.done(), running.exception()
+            kind = chance.random()
+            if kind < 0.7:
+                num_recoveries += 1
+                server.kill_engine()
+            if kind > 0.5:
+                server.kill_front_end()
+            await asyncio.to_thread(server.wait_for, "ready", num_recoveries + 1)
+        is_over = True
+        await running
+        trace = stopped(server, num_recoveries)
+        seeds = [event.seed for event in trace.of(Arrived)]
+        assert len(set(seeds)) == len(seeds) >= num_whole > num_kills
 
 
 async def come_back(
