@@ -22,7 +22,7 @@ PHASES = (
 #: What can happen; codes are places in this list. A gap is a stretch of which nothing was recorded.
 MARKS = (
     *("preempted", "swapped out", "worker lost", "gap", "rejected", "failed", "cancelled"),
-    *("attempt failed", "backend down"),
+    *("attempt failed", "backend down", "engine down"),
 )
 
 _REQUESTS = ("arrived", "ended", "replica", "class")

@@ -29,6 +29,7 @@ export const MARKS = [
   { name: "cancelled", small: true, glyph: "◻" },
   { name: "attempt failed", small: true, glyph: "↻" },
   { name: "backend down", small: false, glyph: "▽" },
+  { name: "engine down", small: false, glyph: "✖" },
 ];
 export const PATTERN_SIZE = 8;
 /** How strongly a pixel is painted, by how much of it is covered. */
