@@ -185,8 +185,12 @@ def recover(
                 if not is_own(stack.enter_context(_reading(disk, folder)).header):
                     continue
                 file = disk.append(folder / TRACE_NAME)
-            except (EventLMError, OSError):
-                # Another process writes it, or there is none, or one of another version.
+            except BlockingIOError:
+                # Another process writes it.
+                continue
+            except (EventLMError, OSError) as error:
+                if disk.status(spool) is not None:
+                    log.error("a run cannot be recovered", run=folder.name, error=str(error))
                 continue
             stack.callback(file.close)
             if is_newest and disk.status(spool) is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from structlog.testing import capture_logs
 
 from eventlm.bus.run_folder import TRACE_NAME
 from eventlm.bus.spool import SpoolWriter, read_frames
@@ -208,6 +209,15 @@ def test_a_spool_of_another_format_is_not_read(tmp_path: Path) -> None:
     assert writer.flush() is None
     writer.close()
     assert simulation.recover() is None
+
+
+def test_a_run_whose_header_is_damaged_is_named(tmp_path: Path) -> None:
+    simulation, _ = _dead(tmp_path)
+    trace = tmp_path / "runs" / RUN / TRACE_NAME
+    trace.write_bytes(b"?" + trace.read_bytes()[1:])
+    with capture_logs() as lines:
+        assert simulation.recover() is None
+    assert [(line["event"], line["run"]) for line in lines] == [("a run cannot be recovered", RUN)]
 
 
 def test_a_file_in_place_of_a_spool_is_none(tmp_path: Path) -> None:
