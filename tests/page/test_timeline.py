@@ -114,7 +114,7 @@ def test_names_of_phases_and_marks_are_those_of_the_scripts() -> None:
         ({"steps__step": [1, 0]}, "steps are not in order"),
         ({"intervals__phase": [0, 1, 11]}, "intervals: phase must be from 0 to 10"),
         ({"requests__class": [0, 1]}, "requests: class must be from 0 to 0"),
-        ({"marks__kind": [9]}, "marks: kind must be from 0 to 9"),
+        ({"marks__kind": [10]}, "marks: kind must be from 0 to 9"),
         ({"marks__request": [2]}, "marks: request must be from -1 to 1"),
         ({"intervals__request": [0, 0, 2]}, "intervals: request must be from 0 to 1"),
         ({"lanes__start": [4, 0]}, "lanes are not in order"),
