@@ -348,6 +348,8 @@ class RequestRegistry:
         edge = LooseEdge()
         reply = Reply(submission, kept.group, edge.puts(len(kept.requests)))
         reply.loose_edge = edge
+        # A search has died with its edge.
+        reply.close()
         reply.samples, reply.num_unfinished, reply.num_branches = kept.samples, kept.num_unfinished, kept.num_branches
         reply.outputs, reply.rewinds = kept.outputs, kept.rewinds
         sinks = self.sinks(reply)

@@ -25,12 +25,14 @@ from eventlm.engine.request import (
     UnknownReplyError,
 )
 from eventlm.engine.request_registry import Reply, RequestRegistry, reply_status
+from eventlm.engine.spool.records import KeptReply
 from eventlm.events import TextEnded
 from eventlm.metrics.rows import EndedRows
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.scheduling_params import SchedulingParams
 from eventlm.types import FinishReason
 from tests.core.rig import Rig, arrival
+from tests.made_requests import make_request
 from tests.metrics.test_rows import row
 
 KEEP_NS = 1_000
@@ -534,3 +536,11 @@ def test_a_search_shows_its_results_and_how_many_requests_it_has_added() -> None
         assert [(each.index, each.state, each.output_tokens) for each in status.samples] == expected
         assert status.num_branches == 2
         reply.close()
+
+
+def test_a_search_does_not_go_on_without_its_edge() -> None:
+    registry = Desk().registry
+    submission = Submission(reply_id="r", search_tokens=10, search_sequences=2, search_choices=1)
+    kept = KeptReply([], submission, [make_request([1], SamplingParams())], [3], [1], num_unfinished=1)
+    registry.restore(kept, submission)
+    assert not registry.find("r", "").is_open
