@@ -280,6 +280,7 @@ def _attach(
             boot_id=boot_id,
             origin_ns=parts.clock.origin_ns,
             num_recoveries=parts.num_recoveries,
+            outputs_wait_for_syncs=record.record_sync == "group",
         )
     is_new = not core.next_seq
     try:

@@ -16,6 +16,7 @@ from msgspec import UNSET
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_writer import LogWriter
+from eventlm.bus.spool import remove_spool
 from eventlm.engine.admin import (
     AdminAction,
     Drain,
@@ -125,6 +126,8 @@ class InferenceEngine:
         self._metrics = MetricsStore(sink=self._rows)
         #: The run of an engine that has died.
         self._recovered: RecoveredRun | None = None
+        #: Of one that cannot be gone on with.
+        self._lost_spools: list[Path] = []
         #: Why the engine before has ended, in words, if that is known.
         self.follows = ""
         #: Its requests that no client can come back for.
@@ -354,6 +357,8 @@ class InferenceEngine:
             sets = [ReadySet(*each, predictor) for each, predictor in zip(started, predictors, strict=True)]
             if self._recovered is None:
                 self._run = EngineRun.open(run, sets, parts)
+                for spool in self._lost_spools:
+                    remove_spool(self._system.disk, spool)
             else:
                 self._run = EngineRun.go_on(self._recovered, self.setups, parts)
             self._engine_core = self._run.engine_core
@@ -395,6 +400,7 @@ class InferenceEngine:
             folder,
             is_own=lambda header: is_own(header, self.setups),
             builder_of=builder_of,
+            on_lost=self._lost_spools.append,
         )
         if found is None:
             return

@@ -23,6 +23,7 @@ class RequestSpool:
         boot_id: str,
         origin_ns: int,
         num_recoveries: int = 0,
+        outputs_wait_for_syncs: bool = False,
     ) -> None:
         self._writer = writer
         self._live = live
@@ -31,6 +32,7 @@ class RequestSpool:
         self._boot_id = boot_id
         self._origin_ns = origin_ns
         self._num_recoveries = num_recoveries
+        self._outputs_wait_for_syncs = outputs_wait_for_syncs
         self._records: list[Record] = []
         self.prepare(0)
 
@@ -56,6 +58,7 @@ class RequestSpool:
             block_names=live.keep_names(),
             workers=live.keep_workers(),
             num_recoveries=self._num_recoveries,
+            outputs_wait_for_syncs=self._outputs_wait_for_syncs,
         )
         self._writer.prepare([encode_frame(frame) for frame in (head, *self.kept())])
 

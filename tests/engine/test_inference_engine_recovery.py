@@ -206,6 +206,9 @@ async def test_an_engine_with_other_limits_begins_a_run_of_its_own(folder: Path)
     second = InferenceEngine(setup, real_system())
     await second.start()
     assert second.run_folder != first.run_folder
+    assert second.run_folder is not None
+    # Nobody can go on with the first one any more.
+    assert [path.name for path in (folder / "spool").iterdir()] == [second.run_folder.name]
     await second.stop()
 
 
@@ -288,3 +291,19 @@ async def test_a_full_disk_costs_no_request(folder: Path, monkeypatch: pytest.Mo
     # That outputs may be lost is not forgotten.
     assert len(resumed.rewinds) == 1
     assert resumed.rewinds[0] <= len(reader.tokens)
+
+
+@pytest.mark.parametrize(("record_syncs", "num_rewinds"), [(("none", "group"), 0), (("group", "none"), 1)])
+async def test_what_a_power_failure_takes_depends_on_the_engine_that_died(
+    folder: Path, record_syncs: tuple[str, str], num_rewinds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = record_syncs
+    engine = await start(folder, record_sync=before)
+    await submit(engine, "r", is_resumable=True)
+    await die(engine)
+    await die(await start(folder, record_sync=after))
+    monkeypatch.setattr("eventlm.system.clock.SystemClock.boot_id", lambda self: "another boot")
+    engine = await start(folder, record_sync=after)
+    resumed = await engine.resume("r", "o", Reader())
+    assert len(resumed.rewinds) == num_rewinds
+    await engine.stop()

@@ -121,8 +121,7 @@ class RecoveredRun(NamedTuple):
 
     def may_lack_outputs(self, clock: Clock) -> bool:
         """Whether clients may have seen what the log does not have."""
-        syncs = self.header.config.get("record", {}).get("record_sync") == "group"
-        return self.has_loss or not (syncs or self._is_same_boot(clock))
+        return self.has_loss or not (self.head.outputs_wait_for_syncs or self._is_same_boot(clock))
 
     def reason(self, clock: Clock) -> str:
         """Why the engine before has ended, as far as that can be seen."""
@@ -165,10 +164,12 @@ def recover(
     *,
     is_own: Callable[[Header], bool],
     builder_of: Callable[[Header], RunBuilder | None],
+    on_lost: Callable[[Path], None] = lambda spool: None,
 ) -> RecoveredRun | None:
     """The newest of a server's runs in a folder, if an engine can go on with it; else None.
 
     is_own: whether a run is the server's. builder_of: None for the run of an engine with other limits or plug-ins.
+    on_lost: called with a spool that is of no use any more once another run has begun.
 
     A run that has ended in order, or that another process writes, is none. Damage costs the requests that it touches.
     Spools of older runs are removed, and so is one that could not be recovered MAX_ATTEMPTS times.
@@ -197,6 +198,8 @@ def recover(
                 recovered = _try_to_recover(disk, folder, spool, file, builder_of)
                 if recovered is not None:
                     stack.pop_all()
+                else:
+                    on_lost(spool)
             else:
                 remove_spool(disk, spool)
             is_newest = False

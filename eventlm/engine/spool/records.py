@@ -131,7 +131,7 @@ class SpoolHead(Struct, frozen=True, kw_only=True, tag="head", array_like=True):
 
     trace: where the run is recorded. boot_id: of the host; empty: not known. origin_ns: the time on its monotonic clock
     at which the run's clock is 0. block_names: of each replicaset, the key and the next integer. num_recoveries: how
-    often an engine has died in this run.
+    often an engine has died in this run. outputs_wait_for_syncs: whether none is lost in a power failure.
     """
 
     format: int = SPOOL_FORMAT
@@ -144,6 +144,7 @@ class SpoolHead(Struct, frozen=True, kw_only=True, tag="head", array_like=True):
     block_names: list[tuple[bytes, int]]
     workers: list[KeptWorker]
     num_recoveries: int = 0
+    outputs_wait_for_syncs: bool = False
 
 
 Frame = Union[SpoolHead, KeptReply, DrainRecords]  # noqa: UP007
