@@ -258,6 +258,9 @@ def external_facts_of(run: RecordedRun, engine: AlternativeEngine) -> list[Fact]
     later, epoch = dict(further), 1
     found: list[Fact] = []
     for fact in facts:
+        if isinstance(fact, Recovered):
+            # Nothing was computed while there was no engine.
+            fact = structs.replace(fact, ts=fact.ts - fact.down_ns)
         found += left_swaps(fact, run.header, changes) if isinstance(fact, PolicySwapped) else [fact]
         if isinstance(fact, Recovered):
             later, epoch = dict(further), epoch + 1

@@ -74,6 +74,12 @@ def test_further_replicas_come_up_again_after_a_recovery(run: RecordedRun) -> No
     assert [(up.ts, up.epoch) for up in ups] == [(5, 1), (11 * SECOND, 2)]
 
 
+def test_nothing_is_computed_while_there_is_no_engine(run: RecordedRun) -> None:
+    died = Recovered(s=90, ts=10 * SECOND, down_ns=3 * SECOND)
+    found = befalls(structs.replace(run, external_facts=[*EXTERNAL_FACTS, died]), Alternative())
+    assert [fact.ts for fact in found if isinstance(fact, Recovered)] == [7 * SECOND]
+
+
 def test_replicas_come_and_go(run: RecordedRun) -> None:
     one = befalls(run, Alternative(num_replicas=1))
     assert {fact.replica for fact in one if isinstance(fact, WorkerUp | WorkerLost)} == {0}
