@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.bus.appended_file import AppendedFile
-from eventlm.system.disk import Disk
+from eventlm.system.disk import Disk, sync_path
 
 #: No text holds its first byte.
 _MAGIC = b"\x89EVS"
@@ -64,6 +64,8 @@ class SpoolWriter:
         self._file: _SpoolFile | None = None
         self._next: _SpoolFile | None = None
         self._bodies: list[bytes] = []
+        #: Whether a power failure leaves the names that lead to the present file.
+        self._is_named = False
 
     def prepare(self, base: Sequence[bytes]) -> None:
         """Take the first frames of the next file, in place of those of one that could not be made."""
@@ -118,7 +120,22 @@ class SpoolWriter:
 
     def sync(self) -> OSError | None:
         """Return once all that was flushed survives a power failure, or what keeps it from that."""
-        return self._file.sync() if self._file is not None else None
+        if self._file is None:
+            return None
+        error = self._file.sync()
+        return self._sync_names() if error is None and not self._is_named else error
+
+    def _sync_names(self) -> OSError | None:
+        """The first time, those that lead to the folder, too."""
+        try:
+            if self._is_named:
+                self._disk.sync_folder(self.folder)
+            else:
+                sync_path(self._disk, self.folder)
+        except OSError as error:
+            return error
+        self._is_named = True
+        return None
 
     def start_file(self, first_s: int) -> None:
         """Make the file of the segment whose header is event `first_s`. The last one stays in use."""
@@ -127,13 +144,8 @@ class SpoolWriter:
     def sync_next(self) -> OSError | None:
         """As `sync`, for the file that was made last, and its name."""
         assert self._next is not None
-        if (error := self._next.sync()) is not None:
-            return error
-        try:
-            self._disk.sync_folder(self.folder)
-        except OSError as error:
-            return error
-        return None
+        error = self._next.sync()
+        return self._sync_names() if error is None else error
 
     def name_closed(self) -> None:
         """Each file has its own name from its beginning."""

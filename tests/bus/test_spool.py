@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from eventlm.bus.spool import SpoolWriter, has_lost, read_frames, remove_spool, spool_name
 from eventlm.system.disk import SYSTEM_DISK
+from tests.world.machine.disk import WorldDisk
 
 BASE = [b"head", b"one reply"]
 #: Bodies may hold what frames begin with.
@@ -101,6 +103,24 @@ def test_a_segment_that_cannot_begin_leaves_the_file_before(tmp_path: Path) -> N
     spool.append([b"more"])
     assert spool.flush() is None
     assert read_frames(SYSTEM_DISK, spool.path).bodies == [*BASE, b"more"]
+
+
+def test_what_is_synced_outlives_a_power_failure() -> None:
+    world = WorldDisk()
+    disk = world.of("engine")
+    spool = SpoolWriter(disk, Path("/spools/run"))
+    for first_s in (0, 7):
+        spool.prepare(BASE)
+        if first_s:
+            spool.start_file(first_s)
+            assert spool.sync_next() is None
+            spool.go_on()
+        spool.append([BODIES[0]])
+        assert spool.flush() is None
+        assert spool.sync() is None
+        with patch.object(WorldDisk, "_keep", lambda self, what, number: [False] * number):
+            world.reboot()
+        assert read_frames(disk, spool.path) == ([*BASE, BODIES[0]], 0)
 
 
 def test_a_folder_that_is_not_there_is_removed_all_the_same(tmp_path: Path) -> None:
