@@ -141,6 +141,8 @@ class LogWriter:
             tokens = last_token_log(self._disk, self.run_folder, last)
             self._token_log = TokenLogWriter(self._disk, self.run_folder, digest_key, tokens)
             self._side_files.append(self._token_log)
+        # The engine before may have died just before it did so.
+        self._name_run()
         return last
 
     @property
@@ -171,6 +173,8 @@ class LogWriter:
 
     def _point_to(self, run: str) -> None:
         link = self.run_folder / LATEST_NAME
+        # Of an engine that died before it could rename it.
+        self._disk.unlink(link)
         self._disk.symlink(run, link)
         self._disk.rename(link, self.run_folder.parent / LATEST_NAME)
 
@@ -227,16 +231,20 @@ class LogWriter:
         """The run has its header: sync it, and let `latest` point to it; then sync all names that lead there."""
         failed = self._sync() if self._syncs else None
         if failed is None:
-            try:
-                self._point_latest_here()
-            except OSError as error:
-                raise _unwritable("replace", self.run_folder.parent / LATEST_NAME, error) from error
-            try:
-                if self._syncs:
-                    sync_path(self._disk, self.run_folder)
-            except OSError as error:
-                raise _unwritable("sync", self.run_folder, error) from error
+            self._name_run()
         return failed
+
+    def _name_run(self) -> None:
+        """Let `latest` point to this run, and sync all names that lead there. Raises LogWriteError."""
+        try:
+            self._point_latest_here()
+        except OSError as error:
+            raise _unwritable("replace", self.run_folder.parent / LATEST_NAME, error) from error
+        try:
+            if self._syncs:
+                sync_path(self._disk, self.run_folder)
+        except OSError as error:
+            raise _unwritable("sync", self.run_folder, error) from error
 
     def sync(self) -> None:
         """Return once all that was flushed survives a power failure, or `problem` says why it is lost."""

@@ -568,8 +568,9 @@ class InferenceEngine:
     ) -> ResumedReply:
         """Read a reply again from its first output on; its present reader ends. Counts as a request.
 
-        Raises UnknownReplyError, or RateLimitError.
+        Raises UnknownReplyError, EngineUnavailableError before the engine has started, or RateLimitError.
         """
+        self._require_engine_core()
         # Limits first: a client that is over one does not learn whether the reply exists.
         self._limiter.count(owner, limits, self.now_ns())
         return self.registry.resume(reply_id, owner, on_output)
@@ -580,8 +581,10 @@ class InferenceEngine:
         """Read the reply that has an idempotency key from its first output on, beside its other readers. Counts as a
         request.
 
-        Raises UnknownReplyError, KeyReusedError, or RateLimitError.
+        Raises UnknownReplyError, EngineUnavailableError before the engine has started, KeyReusedError, or
+        RateLimitError.
         """
+        self._require_engine_core()
         reply = self.registry.find_by_key(key, owner)
         self._limiter.count(owner, limits, self.now_ns())
         return self.registry.read_again(reply, on_output)
@@ -609,11 +612,11 @@ class InferenceEngine:
 
     async def cancel_reply(self, reply_id: str, owner: str) -> bool:
         """End the requests of a reply and drop its kept outputs; returns whether any request was under way. Raises
-        UnknownReplyError if there is neither.
+        UnknownReplyError if there is neither, and EngineUnavailableError before the engine has started.
         """
+        engine_core = self._require_engine_core()
         reply = self.registry.find(reply_id, owner)
-        live = self._engine_core.live if self._engine_core is not None else ()
-        running = [request for request in reply.requests if request in live]
+        running = [request for request in reply.requests if request in engine_core.live]
         # A search may be between two requests.
         is_running = bool(running) or reply.is_open
         reply.close()
@@ -623,10 +626,9 @@ class InferenceEngine:
         self._drain()
         if not self.registry.drop(reply) and not is_running:
             raise UnknownReplyError(f"the reply '{reply_id}' is over, and its outputs are no longer kept")
-        if self._engine_core is not None:
-            dropped = asyncio.get_running_loop().create_future()
-            self._engine_core.drop_reply(reply.submission.reply_id, lambda: dropped.set_result(None))
-            await dropped
+        dropped = asyncio.get_running_loop().create_future()
+        engine_core.drop_reply(reply.submission.reply_id, lambda: dropped.set_result(None))
+        await dropped
         return is_running
 
     async def status(self, reply_id: str, owner: str | None) -> ReplyStatus:

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriteError
+from eventlm.bus.run_folder import LATEST_NAME
 from eventlm.bus.spool import SpoolWriter, read_frames
 from eventlm.bus.token_log_check import check_token_logs
 from eventlm.engine.inference_engine import InferenceEngine
@@ -166,6 +167,25 @@ async def test_a_run_keeps_its_token_log_or_lack_of_one(folder: Path, record_tok
     assert run == first.run_folder is not None
     assert verify(run).exit_code == 0
     assert (check_token_logs(run) is not None) == record_tokens
+
+
+async def test_replies_cannot_be_asked_for_before_they_are_there_again(folder: Path) -> None:
+    engine = InferenceEngine(fake_setup(record=folder / "runs"), real_system())
+    with pytest.raises(EngineUnavailableError):
+        await engine.resume("reply", "o", Reader())
+    with pytest.raises(EngineUnavailableError):
+        await engine.cancel_reply("reply", "o")
+
+
+async def test_a_run_that_goes_on_is_the_latest(folder: Path) -> None:
+    first = await start(folder)
+    assert first.run_folder is not None
+    await die(first)
+    # It had died just before it named its run.
+    (folder / "runs" / LATEST_NAME).rename(first.run_folder / LATEST_NAME)
+    second = await start(folder)
+    assert (folder / "runs" / LATEST_NAME).resolve() == first.run_folder
+    await second.stop()
 
 
 async def test_a_deleted_reply_stays_deleted(folder: Path) -> None:

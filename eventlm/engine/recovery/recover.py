@@ -264,10 +264,11 @@ def _recover(
             raise UsageError("it has other limits or plug-ins than this engine; its requests are lost")
         if _has_ended(reader):
             return None
-        spool = _read_spool(disk, spool_folder, header)
         until: int | None = None
         cut, has_loss = "", has_lost(disk, spool_folder)
         while True:
+            # Anew each time: what is restored goes on to change.
+            spool = _read_spool(disk, spool_folder, header)
             replayed, followers = _begin(reader, header, spool, builder)
             try:
                 end = _follow(reader, replayed, until)

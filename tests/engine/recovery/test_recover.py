@@ -88,7 +88,7 @@ def test_a_run_goes_on_wherever_its_engine_dies(name: str, tmp_path: Path) -> No
 
 
 def test_engines_die_one_after_the_other_in_short_segments(tmp_path: Path) -> None:
-    deaths = [Death(drain, num_lines=0) for drain in (20, 25, 22)]
+    deaths = [Death(drain, num_lines=1) for drain in (20, 25, 22)]
     simulation, outcomes = _run(tmp_path / "run", "lpm_space_sharing", *deaths, segment_bytes=4096)
     _, expected = _run(tmp_path / "whole", "lpm_space_sharing")
     assert simulation.num_recoveries == len(deaths)
