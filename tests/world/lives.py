@@ -77,6 +77,12 @@ class Lives:
         return are_started and not any(each.free_ns > now_ns + SECOND for each in self._on_host())
 
     @property
+    def keeps_nothing(self) -> bool:
+        """Whether the last server is well and keeps no reply."""
+        engine = self.servers[-1].engine
+        return self.is_well and engine is not None and not engine.registry.num_bytes
+
+    @property
     def is_there(self) -> bool:
         """Whether connections reach the last server, and not the remains of another."""
         parents = [each.parent for each in self._run.world.processes if each.parent is not None]
@@ -102,8 +108,6 @@ class Lives:
         world.after(world.draws.between(*_RESTART_NS, "restart", self._num_begun), self._begin)
 
     def _is_ready(self, server: WorldServer) -> None:
-        if server.process.is_dead:
-            return
         has_gone_on = self.recoveries.is_ready(server)
         waiting, self._waiting = self._waiting, []
         for client in waiting:
@@ -142,7 +146,9 @@ class Lives:
         world.boot_ns = world.now_ns
         world.pipes.clear()
         world.folders.clear()
-        self.recoveries.rebooted()
+        if self.recoveries.rebooted():
+            for client in self._run.clients:
+                client.was_rewound = client.was_rewound or not client.is_over
         self._run.logs.reboot()
 
     def suspend(self, duration_ns: int, *, stops_clock: bool) -> bool:

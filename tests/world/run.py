@@ -351,6 +351,14 @@ class Run:
         # Resumable streams go on, and their texts are kept, for as long as was promised.
         has_keys = any(each.idempotency_key for each in self._plan.visits)
         self.world.run_for(self.config.server.resume_seconds or RUN_ON_SECONDS * has_keys)
+        if self.config.record.recover:
+            # If a server has died meanwhile, the next one keeps replies for as long again.
+            self.world.run(lambda: self.lives.keeps_nothing, most_seconds=REST_SECONDS)
+            self.world.run_for(_FORGET_SECONDS)
+            self.world.run(lambda: self.lives.is_well, most_seconds=REST_SECONDS)
+            self.lives.recoveries.check_rest()
+        engine = self.server.engine
+        assert engine is not None
         num_bytes = engine.registry.num_bytes
         self.checks.check("no reply is kept for ever", not num_bytes, f"{num_bytes} bytes")
         own = set(self.server.processes)
@@ -362,9 +370,6 @@ class Run:
             self.checks.check("no connection is left", not left, f"{len(left)} of {process.name}")
         for front_end in self.server.front_ends:
             self.checks.check("front ends forget", not front_end.left(), front_end.left())
-        # After this, spools need not have anything any more.
-        self.world.run_for(_FORGET_SECONDS if self.config.record.recover else 0)
-        self.lives.recoveries.check_rest()
         self.world.run(lambda: self.lives.is_well, most_seconds=REST_SECONDS)
         self.leaks.check_rest()
 

@@ -32,7 +32,13 @@ def _visit(number: int, *, prompt: str, tokens: int, **fields: Any) -> Visit:
 
 
 def _plan(deaths: dict[str, Death], **record: str) -> Plan:
-    """Three requests for one worker, with small log segments."""
+    """Three requests for one worker, with small log segments. If the next server goes on, their clients come back."""
+    num_tries = 1 if record.get("recover") else 0
+    visits = [
+        _visit(0, prompt="p" * 70, tokens=12),
+        _visit(1, prompt="p" * 20, tokens=8, n=2),
+        _visit(2, prompt="p" * 70, tokens=5, stream=False),
+    ]
     return Plan(
         seed=1,
         is_calm=not deaths,
@@ -43,11 +49,7 @@ def _plan(deaths: dict[str, Death], **record: str) -> Plan:
         ),
         num_blocks=32,
         seconds=2,
-        visits=[
-            _visit(0, prompt="p" * 70, tokens=12),
-            _visit(1, prompt="p" * 20, tokens=8, n=2),
-            _visit(2, prompt="p" * 70, tokens=5, stream=False),
-        ],
+        visits=[each._replace(num_tries=num_tries) for each in visits],
         faults=[],
         deaths=deaths,
     )
@@ -138,6 +140,19 @@ def test_a_power_failure_at_any_call_leaves_a_log_of_all_that_was_shown() -> Non
     assert checks["a reboot leaves what was synced"] > 3
 
 
+@pytest.mark.parametrize(("recover", "record_sync"), [("memory", "none"), ("/spool", "interval"), ("/spool", "group")])
+def test_an_engine_goes_on_wherever_the_one_before_was_killed(recover: str, record_sync: str) -> None:
+    checks = _sweep(_SERVER, every=67, recover=recover, record_sync=record_sync)
+    assert checks["the next engine goes on"] > 3
+    assert checks["what was acknowledged outlives its engine"] > 3
+
+
+def test_an_engine_goes_on_wherever_the_power_has_failed() -> None:
+    checks = _sweep(_SERVER, every=79, kind=_PowerCuts, recover="/spool", record_sync="group")
+    assert checks["the next engine goes on"] > 3
+    assert checks["what was acknowledged outlives its engine"] > 2
+
+
 def test_a_sync_that_is_left_out_is_found_by_a_power_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SegmentFile, "sync", lambda self: None)
     with pytest.raises(BrokenInvariant, match="a reboot leaves what was synced"):
@@ -149,6 +164,14 @@ def test_a_sync_that_is_left_out_is_found_by_a_power_failure(monkeypatch: pytest
 @pytest.mark.parametrize("process", [_SERVER, _WORKER])
 def test_a_process_can_be_killed_at_every_call(process: str, record_lag: str) -> None:
     _sweep(process, every=1, record_lag=record_lag)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("record_sync", ["none", "interval", "group"])
+@pytest.mark.parametrize("recover", ["memory", "/spool"])
+@pytest.mark.parametrize("kind", [Run, _PowerCuts])
+def test_an_engine_goes_on_after_every_call(kind: type[Run], recover: str, record_sync: str) -> None:
+    _sweep(_SERVER, every=1, kind=kind, recover=recover, record_sync=record_sync)
 
 
 @pytest.mark.soak

@@ -96,7 +96,7 @@ class Logs:
         """
         self._read()
         self.listen()
-        if self.is_lossy or self.num_told > client.num_told_before or client.came_in_outage:
+        if client.was_rewound or self.is_lossy or self.num_told > client.num_told_before or client.came_in_outage:
             return
         for index, (num_tokens, has_ended) in client.shown().items():
             sample = Sample(str(client.visit.body["seed"]), index)

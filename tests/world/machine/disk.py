@@ -79,7 +79,7 @@ class WorldDisk:
 
     def tree_at(self, path: Path) -> FileTree:
         """The file system that a path leads to."""
-        return self.memory if path.is_relative_to(MEMORY) else self.tree
+        return self.memory if path.is_relative_to(MEMORY.parent) else self.tree
 
     def write_back(self) -> None:
         """Bring everything pending to the medium, as sync(2) does."""

@@ -42,8 +42,8 @@ class Client:
     replies: all replies, in order. stream_replies: those that are parts of one stream. ended: the reply to its DELETE.
     has_left: it closed its connection before the reply's end. was_late: it came back when its reply no longer had to be
     kept. has_lost_server: the server has died, or was not there, and its reply may be lost. num_outages: how many
-    servers have died that others must go on from; it then tries until one is there. on_shown: called whenever part of a
-    reply arrives.
+    servers have died that others must go on from; it then tries until one is there. was_rewound: a power failure may
+    have taken what it has seen from the log. on_shown: called whenever part of a reply arrives.
     num_told_before, came_in_outage: what the recorder had reported when the client came, or one with the same
     idempotency key. same: all clients with that key that have come, and itself. edge_lost_ns: when a front end last
     died.
@@ -61,6 +61,7 @@ class Client:
         self.was_late = False
         self.has_lost_server = False
         self.num_outages = 0
+        self.was_rewound = False
         #: When the last of these had gone on.
         self._found_ns = 0
         self.on_shown: Callable[[Client], None] | None = None
@@ -232,7 +233,7 @@ class Client:
         self._num_pauses += 1
         draws, visit = self._world.draws, self.visit
         most_ms = 2000 * self._config.resume_seconds
-        is_long = draws.draw("long pause", visit.number, number) % 4 == 0
+        is_long = not self._has_found_nobody and draws.draw("long pause", visit.number, number) % 4 == 0
         least_ms, most_ms = (1, max(most_ms, 1)) if is_long else _PAUSE_MS
         await asyncio.sleep(draws.between(least_ms, most_ms, "pause", visit.number, number) / 1000)
 

@@ -120,8 +120,12 @@ class WorldServer:
         self.edge_lost_ns = self.process.world.now_ns
 
     def _ready(self, url: str) -> None:
-        self.is_ready = True
-        self.process.world.after(0, self.on_ready)
+        self.process.world.after(0, self._see_ready)
+
+    def _see_ready(self) -> None:
+        if not self.process.is_dead:
+            self.is_ready = True
+            self.on_ready()
 
     @property
     def run_folder(self) -> Path | None:
