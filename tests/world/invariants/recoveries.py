@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from msgspec import structs
 
-from eventlm.bus.log_reader import LogReader
 from eventlm.bus.recorder import ThreadedRecorder
+from eventlm.bus.run_folder import TRACE_NAME
+from eventlm.bus.segment_reader import SegmentReader
 from eventlm.bus.spool import read_frames, spool_name
 from eventlm.engine.recovery.recover import MAX_ATTEMPTS, RecoveredRun, spool_folder
 from eventlm.engine.request import FinishedOutput, RequestOutput
-from eventlm.engine.spool.records import ArrivalRecord, DrainRecords, KeptReply, StepRecord, decode_frame
+from eventlm.engine.spool.records import ArrivalRecord, DrainRecords, KeptReply, SpoolHead, StepRecord, decode_frame
 from eventlm.errors import InvariantError
 from eventlm.events import Snapshot
 from tests.world.machine.process import SIGKILL
@@ -30,12 +32,13 @@ _decode_output = msgspec.msgpack.Decoder(tuple[int, RequestOutput]).decode
 
 class _Remains(NamedTuple):
     """What a server had when it died between two drains, all of whose outputs had left: what its core would have
-    written into a snapshot before event `next_s`, and its replies.
+    written into a snapshot before event `next_s`, its replies, and the names of its blocks as SpoolHead has them.
     """
 
     next_s: int
     state: object
     replies: list[KeptReply]
+    block_names: list[tuple[bytes, int]]
 
 
 class _Owed(NamedTuple):
@@ -117,26 +120,34 @@ class Recoveries:
         if isinstance(recorder, ThreadedRecorder) and (recorder._in_flight or recorder._waiting):
             return None
         with contextlib.suppress(InvariantError):
-            return _Remains(core.core.next_seq, _comparable(core.core.snapshot()), core._spool.kept())
+            return _Remains(
+                core.core.next_seq, _comparable(core.core.snapshot()), core._spool.kept(), core.live.keep_names()
+            )
         return None
 
     def _check_restored(self, recovered: RecoveredRun, remains: _Remains) -> None:
         """Check that a server has restored what the one before had."""
         checks, run, first_s = self._checks, recovered.header.run, first_new_s(recovered)
         checks.check("nothing written is cut off", first_s == remains.next_s, f"{run}: {first_s} of {remains.next_s}")
-        with contextlib.closing(LogReader(RUNS / run, disk=self._reader)) as log:
-            [state] = [
-                _comparable(bytes(event.state))
-                for event in (line.event() for line in log if line.s == first_s + 1)
-                if isinstance(event, Snapshot)
-            ]
+        # It is ready in the segment that it has begun.
+        with contextlib.closing(SegmentReader(RUNS / run / TRACE_NAME, disk=self._reader)) as segment:
+            _, second = (line.event() for line in islice(segment, 2))
+        assert isinstance(second, Snapshot)
+        state = _comparable(bytes(second.state))
         checks.check("the restored state is the replayed one", state == remains.state, f"{state}, {remains.state}")
-        frames = read_frames(self._reader, self._folder / run / spool_name(first_s)).bodies
-        restored = [_without_rows(frame) for frame in map(decode_frame, frames) if isinstance(frame, KeptReply)]
+        head, *frames = read_frames(self._reader, self._folder / run / spool_name(first_s)).bodies
+        replies = [frame for frame in map(decode_frame, frames) if isinstance(frame, KeptReply)]
+        restored = [*map(_without_rows, replies)]
+        found = decode_frame(head)
+        assert isinstance(found, SpoolHead)
+        checks.check("blocks keep their names", found.block_names == remains.block_names, f"{run}: {found.block_names}")
         # Nobody has written down which replies have been dropped because nobody came back for them.
         lost = [each for each in remains.replies if each.live or each.outputs is not None]
         lost = [each for each in lost if _without_rows(each) not in restored]
         checks.check("replies are restored", not lost, f"{run}: {lost[:1]}, {restored}")
+        deleted = {client.deleted_id for client in self._run.clients if client.deleted_id}
+        kept = {each.submission.reply_id for each in replies if each.submission and each.outputs is not None}
+        checks.check("deleted replies do not come back", not deleted & kept, f"{run}: {sorted(deleted & kept)}")
 
     @property
     def _folder(self) -> Path:

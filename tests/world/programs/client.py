@@ -62,6 +62,8 @@ class Client:
         self.has_lost_server = False
         self.num_outages = 0
         self.was_rewound = False
+        #: Of the reply that was deleted for it.
+        self.deleted_id = ""
         #: When the last of these had gone on.
         self._found_ns = 0
         self.on_shown: Callable[[Client], None] | None = None
@@ -275,6 +277,8 @@ class Client:
         if reply_id:
             self.ended = Reply()
             await self._delete(reply_id, self.ended)
+            if self.ended.is_whole and self.ended.status == 200:
+                self.deleted_id = reply_id
             if self._world.draws.draw("deletes again", self.visit.number) % 2:
                 await self._delete(reply_id, Reply())
 
