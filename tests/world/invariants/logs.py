@@ -129,6 +129,13 @@ class Logs:
             return sorted(name for name in self._reader.list(RUNS) if name != LATEST_NAME)
         return []
 
+    def was_killed(self, name: str) -> bool:
+        """The engine of this run has been killed, and another one may go on with it. Whether it was losing events."""
+        self.listen()
+        is_lossy = self._losses.of(name).is_lossy
+        self._losses.was_killed(name)
+        return is_lossy
+
     def go_on(self, name: str, first_s: int) -> None:
         """An engine has gone on with this run: what had been written from event `first_s` on is cut off."""
         self.listen()

@@ -54,11 +54,15 @@ class ToldLosses:
         """The losses of a run, by its name."""
         return self._runs[run]
 
-    def go_on(self, run: str, first_s: int) -> None:
-        """Another engine goes on with a run, from this event on."""
+    def was_killed(self, run: str) -> None:
+        """The engine of a run has been killed, and another one may go on with it."""
         losses = self._runs[run]
         losses.num_untold += losses.is_lossy
         losses.is_lossy = False
+
+    def go_on(self, run: str, first_s: int) -> None:
+        """Another engine goes on with a run, from this event on."""
+        losses = self._runs[run]
         losses.missing = [gap for gap in losses.missing if gap[1] < first_s]
 
     def check_gaps(self, run: str, warnings: Sequence[str], *, was_killed: bool, first_s: int = 0) -> None:

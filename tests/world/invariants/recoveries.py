@@ -76,10 +76,9 @@ class Recoveries:
                 self._owed = None
             return self._owed is not None
         self._owed = None
-        self._run.logs.listen()
         folder = server.run_folder
         was_killed = server.process.returncode == -SIGKILL
-        if self._recover and was_killed and folder is not None and not self._run.logs.is_lossy:
+        if self._recover and was_killed and folder is not None and not self._run.logs.was_killed(folder.name):
             self._owed = _Owed(folder.name, self._num_failures, self._remains_of(server))
         return self._owed is not None
 
