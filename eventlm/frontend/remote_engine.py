@@ -23,17 +23,16 @@ from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.engine.request import (
     RECOVERY_SECONDS,
     EngineUnavailableError,
-    FinishedOutput,
     IdempotencyKey,
     OnOutput,
     Request,
     RequestHandle,
     ResumedReply,
     Submission,
-    TakenOver,
 )
 from eventlm.engine.request_check import check_request
 from eventlm.engine.request_registry import ReplyStatus
+from eventlm.frontend.call_streams import CallStream, CallStreams, named
 from eventlm.frontend.protocol import (
     Abandon,
     Administer,
@@ -51,13 +50,11 @@ from eventlm.frontend.protocol import (
     JoinReply,
     LeaveReply,
     ListOldest,
-    Lost,
     MakeReport,
     Operation,
     Outputs,
     ResumeReply,
     ReturnedStream,
-    ReturningStream,
     StateChanged,
     Submit,
     Submitted,
@@ -70,34 +67,6 @@ from eventlm.system.clock import Clock
 
 EngineState = Literal["loading", "ready", "draining", "dead"]
 T = TypeVar("T")
-
-
-class _Stream:
-    """Where a call's outputs go. `num_left`: the unfinished sequences of each of its requests.
-
-    reply_id: of a stream that can go on with another engine. num_had: its outputs so far. submission: of an edge, with
-    its handles; has_left: whether it is a reader no more. reader: the present number of a reader that is no edge. told:
-    what the engine was told of the requests.
-    """
-
-    __slots__ = ("handles", "has_left", "num_had", "num_left", "on_output", "reader", "reply_id", "submission", "told")
-
-    def __init__(self, on_output: OnOutput, num_left: list[int]) -> None:
-        self.on_output = on_output
-        self.num_left = num_left
-        self.reply_id = ""
-        self.num_had = 0
-        self.submission: Submission | None = None
-        self.handles: list[RequestHandle] = []
-        self.has_left = False
-        self.reader = 0
-        self.told: list[EndText | CancelRequest] = []
-
-    def fail(self, error: EngineUnavailableError) -> None:
-        """End it with an error."""
-        for index, num_left in enumerate(self.num_left or [1]):
-            if num_left:
-                self.on_output(index, error)
 
 
 class _Call(NamedTuple):
@@ -131,12 +100,7 @@ class RemoteEngine:
         self._send = send
         self._calls: dict[int, _Call] = {}
         self._num_calls = 0
-        self._streams: dict[int, _Stream] = {}
-        #: The streams of resumed replies, by reply id and reader number.
-        self._reading: dict[tuple[str, int], _Stream] = {}
-        #: Of edges that can go on with another engine: by their reply ids, and by the seqs of their requests.
-        self._edges: dict[str, _Stream] = {}
-        self._edges_of: dict[int, _Stream] = {}
+        self._streams = CallStreams(send)
         #: Why the engine's process is unreachable.
         self._loss: EngineUnavailableError | None = None
         self._outlives_engine = bool(setup.config.record.recover)
@@ -174,7 +138,7 @@ class RemoteEngine:
             submitted = decode_result(result, Submitted)
             for handle in handles:
                 handle.rate_limits = submitted.rate_limits
-            self._note_seqs(stream, submitted.requests)
+            self._streams.note_seqs(stream, submitted.requests)
             return handles
 
         def abandon(handles: list[RequestHandle]) -> None:
@@ -184,11 +148,10 @@ class RemoteEngine:
                 handle.cancel()
 
         put = on_output or (lambda index, output: handles[index].put(output))
-        stream = _Stream(put, [request.n for request in group])
-        stream.handles = handles
+        stream = CallStream(put, [request.n for request in group], handles)
         if self._outlives_engine and submission is not None and not submission.search_tokens and not submission.goes_on:
-            submission = stream.submission = structs.replace(submission, edge_returns=True)
-            stream.reply_id = submission.reply_id
+            submission = structs.replace(submission, edge_returns=True)
+            stream.returns(submission)
         return await self._call(Submit(list(group), submission), take, stream=stream, abandon=abandon)
 
     async def resume(
@@ -206,26 +169,22 @@ class RemoteEngine:
     async def _read_again(self, operation: ResumeReply | JoinReply, on_output: OnOutput) -> ResumedReply:
         def take(result: Raw) -> ResumedReply:
             reply = decode_result(result, ResumedReply)
-            self._reading[reply.submission.reply_id, reply.reader] = stream
-            stream.reply_id, stream.reader = reply.submission.reply_id, reply.reader
+            self._streams.note_reader(stream, reply.submission.reply_id, reply.reader)
             return reply
 
         def abandon(reply: ResumedReply) -> None:
             self.leave(reply.submission.reply_id, reply.reader)
 
         # How much of the reply is over is unknown until the reader leaves.
-        stream = _Stream(on_output, [])
+        stream = CallStream(on_output, [])
         return await self._call(operation, take, stream=stream, abandon=abandon)
 
     def leave(self, reply_id: str, reader: int) -> None:
         """As the method of `InferenceEngine`."""
-        stream = self._reading.pop((reply_id, reader), None)
-        if stream is not None:
-            self._streams = {number: each for number, each in self._streams.items() if each is not stream}
-            reader = stream.reader
-        elif reply_id in self._edges:
-            self._edges[reply_id].has_left = True
-        self._send(LeaveReply(reply_id, reader))
+        reader = self._streams.leave(reply_id, reader)
+        # The next engine has other numbers, and is told when it has the stream.
+        if self.back.is_set():
+            self._send(LeaveReply(reply_id, reader))
 
     async def cancel_reply(self, reply_id: str, owner: str) -> bool:
         """As the method of `InferenceEngine`."""
@@ -258,7 +217,7 @@ class RemoteEngine:
         """Handle a message from the engine."""
         match message:
             case Outputs():
-                self._take_outputs(message)
+                self._streams.take(message)
             case CallResult() | CallError() if message.id not in self._calls:
                 # The call was abandoned while this was on its way.
                 pass
@@ -271,7 +230,7 @@ class RemoteEngine:
                     call.abandon(result)
             case CallError():
                 call = self._calls.pop(message.id)
-                self._forget(message.id)
+                self._streams.forget(message.id)
                 if isinstance(call.operation, ComeBack):
                     # None of them can go on.
                     call.take(Raw(encode([None] * len(call.operation.streams))))
@@ -303,28 +262,20 @@ class RemoteEngine:
                 case ComeBack() | Administer():
                     can_wait = False
                 case Submit():
-                    can_wait = self._streams[number].submission is not None
+                    can_wait = self._streams.is_edge(number)
                 case _:
                     can_wait = True
             if call.result.done() or not can_wait:
                 del self._calls[number]
-                self._forget(number)
+                self._streams.forget(number)
             if not call.result.done() and not can_wait:
                 call.result.set_exception(error)
-        for number, stream in [*self._streams.items()]:
-            if number not in self._calls and not stream.reply_id:
-                self._forget(number)
-                stream.fail(error)
+        self._streams.pause(self._calls, error)
 
     def _come_back(self) -> None:
         """The next engine is ready: name the streams to it."""
-        streams = {number: stream for number, stream in self._streams.items() if stream.reply_id}
-        operation = ComeBack(
-            [
-                ReturningStream(number, stream.reply_id, stream.num_had, stream.submission is not None)
-                for number, stream in streams.items()
-            ]
-        )
+        streams = self._streams.returning()
+        operation = ComeBack(named(streams))
 
         def take(result: Raw) -> None:
             for (number, stream), returned in zip(
@@ -335,7 +286,7 @@ class RemoteEngine:
                 if call.result.done():
                     # The caller has gone.
                     del self._calls[number]
-                    self._forget(number)
+                    self._streams.forget(number)
                 else:
                     self._send(Call(number, call.operation))
             self.state = self._engine_state
@@ -347,33 +298,25 @@ class RemoteEngine:
         self._calls[self._num_calls] = _Call(operation, nobody, take, None)
         self._send(Call(self._num_calls, operation))
 
-    def _go_on(self, number: int, stream: _Stream, returned: ReturnedStream | None) -> None:
+    def _go_on(self, number: int, stream: CallStream, returned: ReturnedStream | None) -> None:
         """Let a stream go on as the next engine says. A call that is still in `_calls` afterwards is made again."""
-        if returned is None:
-            if number not in self._calls or stream.num_had:
-                call = self._calls.pop(number, None)
-                error = EngineUnavailableError("the engine has died, and the reply is lost")
-                self._forget(number)
-                stream.fail(error)
-                if call is not None and not call.result.done():
-                    call.result.set_exception(error)
+        if returned is None and number in self._calls and not stream.num_had:
             return
-        if stream.submission is None:
-            stream.reader = returned.reader
-            if number not in self._streams:
-                # It left meanwhile.
-                self._send(LeaveReply(stream.reply_id, stream.reader))
-            return
-        self._note_seqs(stream, returned.requests)
         call = self._calls.pop(number, None)
+        if returned is None:
+            error = EngineUnavailableError("the engine has died, and the reply is lost")
+            self._streams.forget(number)
+            stream.fail(error)
+            if call is not None and not call.result.done():
+                call.result.set_exception(error)
+            return
+        if stream.submission is not None:
+            self._streams.note_seqs(stream, returned.requests)
         if call is not None and not call.result.done():
             call.result.set_result(stream.handles)
         elif call is not None and call.abandon is not None:
             call.abandon(stream.handles)
-        for told in stream.told:
-            self._send(told)
-        if stream.has_left:
-            self._send(LeaveReply(stream.reply_id, 0))
+        self._streams.go_on(number, stream, returned)
 
     def fail(self, reason: str) -> None:
         """The engine's process has gone: fail everything that waits."""
@@ -383,64 +326,18 @@ class RemoteEngine:
         for call in calls.values():
             if not call.result.done():
                 call.result.set_exception(error)
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.fail(error)
+        self._streams.fail(error)
         self.back.set()
 
-    def _take_outputs(self, outputs: Outputs) -> None:
-        streams = self._streams
-        for call, index, output in outputs.items:
-            stream = streams.get(call)
-            if stream is None:
-                continue
-            if isinstance(output, Lost):
-                self._count_off(call, stream, index, all_at_once=True)
-                stream.on_output(index, EngineUnavailableError(output.message))
-                continue
-            if not isinstance(output, TakenOver):
-                stream.num_had += 1
-            stream.on_output(index, output)
-            if isinstance(output, FinishedOutput):
-                self._count_off(call, stream, index)
-
-    def _count_off(self, call: int, stream: _Stream, index: int, *, all_at_once: bool = False) -> None:
-        if stream.num_left:
-            stream.num_left[index] -= stream.num_left[index] if all_at_once else 1
-            if not any(stream.num_left):
-                self._forget(call)
-                if stream.submission is not None and not stream.submission.is_resumable:
-                    # No other engine need have it.
-                    self._send(LeaveReply(stream.reply_id, 0))
-
-    def _note_seqs(self, stream: _Stream, requests: list[int]) -> None:
-        for handle, seq in zip(stream.handles, requests, strict=True):
-            handle.request = seq
-            if stream.submission is not None and any(stream.num_left):
-                self._edges_of[seq] = stream
-
-    def _forget(self, call: int) -> None:
-        """The stream of a call has no more outputs."""
-        stream = self._streams.pop(call, None)
-        if stream is not None and stream.submission is not None:
-            self._edges.pop(stream.reply_id, None)
-            for handle in stream.handles:
-                self._edges_of.pop(handle.request, None)
-
     def _end_text(self, request: int, index: int, position: int, reason: str) -> None:
-        self._tell(EndText(request, index, position, reason))
+        self._streams.tell(EndText(request, index, position, reason))
 
     def _cancel(self, request: int, reason: str) -> None:
-        self._tell(CancelRequest(request, reason))
-
-    def _tell(self, message: EndText | CancelRequest) -> None:
-        """Tell the engine something of a request. The next one must know it, too."""
-        if message.request in self._edges_of:
-            self._edges_of[message.request].told.append(message)
-        self._send(message)
+        self._streams.tell(CancelRequest(request, reason))
 
     async def _call_for_long(self, operation: Operation, result_type: type[T]) -> T:
         """A call that may take long and that others wait for. If the caller leaves, the engine gets a cancel."""
+        await self._until_back()
         number = self._num_calls + 1
         try:
             return await self._call(operation, partial(decode_result, result_type=result_type))
@@ -454,7 +351,7 @@ class RemoteEngine:
         operation: Operation,
         take: Callable[[Raw], T],
         *,
-        stream: _Stream | None = None,
+        stream: CallStream | None = None,
         abandon: Callable[[T], None] | None = None,
     ) -> T:
         """Send a call and wait for its result. Raises what the engine raises."""
@@ -463,17 +360,16 @@ class RemoteEngine:
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._calls[self._num_calls] = _Call(operation, result, take, abandon)
         if stream is not None:
-            self._streams[self._num_calls] = stream
-            if stream.submission is not None:
-                self._edges[stream.reply_id] = stream
+            self._streams.add(self._num_calls, stream)
         self._send(Call(self._num_calls, operation))
         return await result
 
     async def _until_back(self) -> None:
-        """Wait for the next engine for a while. Raises EngineUnavailableError."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RECOVERY_SECONDS):
-                await self.back.wait()
+        """Wait for the next engine for a while, if there is none. Raises EngineUnavailableError."""
+        if not self.back.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RECOVERY_SECONDS):
+                    await self.back.wait()
         if self._loss is not None:
             raise self._loss
         if not self.back.is_set():

@@ -22,6 +22,7 @@ from eventlm.engine.request import (
     UnknownReplyError,
 )
 from eventlm.frontend.protocol import (
+    Abandon,
     Administer,
     Call,
     CancelRequest,
@@ -29,6 +30,7 @@ from eventlm.frontend.protocol import (
     EndText,
     GetMetrics,
     LeaveReply,
+    MakeReport,
     Outputs,
     ResumeReply,
     ReturnedStream,
@@ -83,7 +85,7 @@ class Desk:
 
     def assert_tidy(self) -> None:
         engine = self.engine
-        assert not any((engine._calls, engine._streams, engine._reading, engine._edges, engine._edges_of))
+        assert not any((engine._calls, engine._streams, engine._streams.num_readers, engine._streams.num_edges))
 
 
 async def test_a_stream_goes_on_after_what_it_has_had() -> None:
@@ -160,6 +162,19 @@ async def test_who_has_left_meanwhile_is_not_waited_for() -> None:
     desk.assert_tidy()
 
 
+async def test_a_submission_whose_caller_leaves_as_it_comes_back_is_cancelled() -> None:
+    desk = Desk()
+    submitting = await desk.begin(desk.submit("cmpl-1", is_resumable=True))
+    desk.engine.pause()
+    call = desk.come_back()
+    submitting.cancel()
+    await asyncio.sleep(0)
+    desk.engine.take(call_result(call.id, [ReturnedStream([5], 0)]))
+    assert desk.pop()[-2:] == [CancelRequest(5, "client"), LeaveReply("cmpl-1", 0)]
+    desk.engine.take(Outputs([(1, 0, DONE)]))
+    desk.assert_tidy()
+
+
 async def test_readers_come_back_under_other_numbers() -> None:
     desk = Desk()
     engine = desk.engine
@@ -233,6 +248,22 @@ async def test_calls_wait_for_the_next_engine_for_a_while(monkeypatch: pytest.Mo
     with pytest.raises(EngineUnavailableError, match="the next one is not ready yet; try again"):
         await desk.submit("cmpl-1")
     desk.assert_tidy()
+
+
+async def test_who_leaves_a_long_call_that_has_waited_abandons_that_one() -> None:
+    desk = Desk()
+    desk.engine.pause()
+    long = await desk.begin(desk.engine.report(60))
+    call = desk.come_back()
+    other = await desk.begin(desk.engine.read_metrics())
+    desk.engine.take(call_result(call.id, []))
+    await asyncio.sleep(0.001)
+    numbers = {type(each.operation): each.id for each in desk.pop()}
+    long.cancel()
+    await asyncio.sleep(0)
+    assert desk.pop() == [Abandon(numbers[MakeReport])]
+    assert not other.done()
+    other.cancel()
 
 
 async def test_streams_end_if_they_cannot_be_named() -> None:

@@ -44,7 +44,7 @@ class WorldFrontEnd:
             "requests": context.num_running,
             "calls": len(engine._calls),
             "streams": len(engine._streams),
-            "readers": len(engine._reading),
+            "readers": engine._streams.num_readers,
         }
         return ", ".join(f"{number} {what}" for what, number in left.items() if number)
 
