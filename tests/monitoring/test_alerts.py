@@ -138,6 +138,7 @@ SILENT = [
     ("EventlmDeadlinesMissed", {MISSED: constant(0), MET: constant(0)}),
     ("EventlmSloBurn", {SLO_MISSED: growing(5), SLO_MET: growing(95)}),
     ("EventlmWorkerLost", {"eventlm:workers_lost_total{}": "4+0x25 5+0x20"}),
+    ("EventlmEngineDied", {"eventlm:recoveries_total{}": "2+0x25 3+0x20"}),
     ("EventlmBackendDown", {BACKEND_UP: constant(0), WANTED: constant(0)}),
     ("EventlmBackendFailing", {FAILURES: growing(0.4), ATTEMPTS: growing(1)}),
     ("EventlmRecorderBehind", {"eventlm:recorder_lag_events{}": constant(9_000)}),
