@@ -9,7 +9,7 @@ from tests.world.swarm.unreached import REASONS
 
 
 def test_handlers_are_named_by_file_function_and_error() -> None:
-    assert "eventlm/bus/log_writer.py LogWriter._begin_run except OSError" in all_handlers()
+    assert "eventlm/bus/segment_file.py SegmentFile.close_as except OSError" in all_handlers()
 
 
 def test_each_that_need_not_run_is_there() -> None:
