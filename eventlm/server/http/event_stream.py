@@ -71,10 +71,11 @@ class EventStream:
 
     def comment(self, text: str) -> None:
         """Send a comment, which clients ignore, if it is a stream of events that goes on and has room."""
+        # Without an empty line: OpenAI's client takes one for an event.
         is_open = self.is_started and not self.is_full and self.response.content_type == SERVER_SENT_EVENTS
         with contextlib.suppress(ConnectionError):
             if is_open:
-                self.send(f": {text}\n\n".encode())
+                self.send(f": {text}\n".encode())
 
     @property
     def is_full(self) -> bool:

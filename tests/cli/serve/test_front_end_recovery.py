@@ -15,7 +15,7 @@ import pytest
 from eventlm.events import Arrived, Recovered
 from tests.cli.serve.kept_front_ends import SLOW, OneConnection, ServerWithKeptFrontEnds
 from tests.processes import is_running, until, wait_until
-from tests.serving import Trace, verified
+from tests.serving import Trace, fake_text, verified
 
 NUM_STREAMS, NUM_WHOLE, MAX_TOKENS = 8, 4, 120
 
@@ -75,8 +75,9 @@ async def test_no_connection_is_lost_when_an_engine_is_killed_and_another_restar
 
 async def test_new_requests_wait_for_the_next_engine(server: ServerWithKeptFrontEnds) -> None:
     first = OneConnection(server, 1, MAX_TOKENS, is_stream=True)
-    running = [asyncio.create_task(first.run())]
-    await until(lambda: first.text)
+    pieces: list[str] = []
+    running = [asyncio.create_task(first.run()), asyncio.create_task(read_with_openai(server, pieces))]
+    await until(lambda: first.text and pieces)
     server.kill_engine()
     replies = []
     while not replies or replies[-1].status == 200:
@@ -88,8 +89,17 @@ async def test_new_requests_wait_for_the_next_engine(server: ServerWithKeptFront
     for client in (first, *others):
         client.check()
     assert b": recovering" in first.comments
+    assert "".join(pieces) == fake_text(9, MAX_TOKENS)
     assert server.is_healthy()
     stopped(server, 1)
+
+
+async def read_with_openai(server: ServerWithKeptFrontEnds, pieces: list[str]) -> None:
+    """Not every client reads comments as the standard has them."""
+    async with server.async_client() as client:
+        fields: dict[str, Any] = {"seed": 9, "max_tokens": MAX_TOKENS, "extra_body": {"ignore_eos": True}}
+        async for chunk in await client.completions.create(model="fake", prompt="hi", stream=True, **fields):
+            pieces += [choice.text for choice in chunk.choices]
 
 
 async def test_a_dead_front_ends_resumable_requests_go_on(server: ServerWithKeptFrontEnds) -> None:
