@@ -132,6 +132,8 @@ class InferenceEngine:
         self.follows = ""
         #: Its requests that no client can come back for.
         self._forgotten: list[int] = []
+        #: Its requests of which something is lost, with all others of their replies.
+        self._damaged: set[int] = set()
         #: Whether edges of such a run may have lived on and come back; then `edges_have_left` must be called.
         self.edges_return = False
         #: Called when edges have died whose replies go on.
@@ -409,6 +411,8 @@ class InferenceEngine:
         self.registry, self._metrics, self._rows = found.followers
         if found.may_lack_outputs(self._system.clock):
             self.registry.rewind()
+        # Before the next spool begins with what is kept of replies that are over.
+        self._damaged = found.damaged | self.registry.forget_damaged(found.damaged)
         if not self.edges_return:
             # Before the first client comes back.
             self._forgotten = self.registry.edges_have_left(found.live.requests)
@@ -429,22 +433,15 @@ class InferenceEngine:
         down_ns = self.now_ns() - found.core.state.now_ns
         self.put_fact(Recovered(reason=self.follows or found.reason(self._system.clock), down_ns=max(down_ns, 0)))
         self._drain()
-        self._check_alive()
-        found.forget_attempts(self._system.disk)
         live = found.live
-        damaged = set(found.damaged)
-        replies = [reply for request in found.damaged if (reply := self.registry.reply_of(request)) is not None]
-        for reply in replies:
-            damaged.update(reply.requests)
-        lost = [request for request in live.requests if request in damaged]
+        lost = [request for request in live.requests if request in self._damaged]
         for request in lost:
             live.fail_request(request, EngineUnavailableError("a part of the request was lost when its engine died"))
-        for reply in replies:
-            # It may be over, and kept with what is lost.
-            self.registry.forget(reply.submission.reply_id)
         for request in dict.fromkeys([*lost, *self._forgotten]):
             self.cancel(request, BY_RECOVERY)
         self._drain()
+        self._check_alive()
+        found.forget_attempts(self._system.disk)
         log.warning(
             "the run of an engine that died goes on",
             run=found.header.run,

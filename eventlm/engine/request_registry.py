@@ -482,8 +482,15 @@ class RequestRegistry:
         return was_kept
 
     def forget(self, reply_id: str) -> None:
-        """Drop the kept outputs of a reply, if there are any: its owner had it deleted, or a part of it is lost."""
+        """Drop the kept outputs of a reply that its owner had deleted; nothing if there are none."""
         self._drop_outputs(reply_id)
+
+    def forget_damaged(self, damaged: Iterable[int]) -> set[int]:
+        """Drop what is kept of the replies to these requests; all requests of those replies."""
+        replies = [reply for request in damaged if (reply := self.reply_of(request)) is not None]
+        for reply in replies:
+            self._drop_outputs(reply.submission.reply_id)
+        return {request for reply in replies for request in reply.requests}
 
     def leave(self, reply_id: str, reader: int) -> None:
         """A reader has left; nothing if another one has taken over."""

@@ -16,13 +16,14 @@ from eventlm.bus.log_writer import LogWriteError
 from eventlm.bus.run_folder import LATEST_NAME
 from eventlm.bus.spool import SpoolWriter, read_frames
 from eventlm.bus.token_log_check import check_token_logs
+from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.recovery.recover import MAX_ATTEMPTS
 from eventlm.engine.replicas.group import Replicas
 from eventlm.engine.request import EngineUnavailableError, FinishedOutput, Submission, TokensOutput, UnknownReplyError
 from eventlm.engine.spool.records import DrainRecords, StepRecord, decode_frame
 from eventlm.errors import InvariantError
-from eventlm.events import Cancelled, Recovered
+from eventlm.events import Cancelled, Fact, Recovered
 from eventlm.replay.verify.verifier import verify
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.disk import SYSTEM_DISK
@@ -250,10 +251,11 @@ async def test_a_reply_that_is_over_and_of_which_tokens_are_lost_is_not_kept(fol
     await until(lambda: over.reason)
     await die(first)
     lose_tokens(folder)
-    second = await start(folder)
-    with pytest.raises(UnknownReplyError):
-        await second.resume("r", "o", Reader())
-    await second.stop()
+    for _ in range(2):
+        engine = await start(folder)
+        with pytest.raises(UnknownReplyError):
+            await engine.resume("r", "o", Reader())
+        await die(engine)
 
 
 async def test_a_damaged_request_ends_the_others_of_its_reply(folder: Path) -> None:
@@ -272,18 +274,22 @@ async def test_a_damaged_request_ends_the_others_of_its_reply(folder: Path) -> N
     assert [event.request for event in events if isinstance(event, Cancelled)] == [early, late]
 
 
-async def test_a_recovery_that_fails_at_its_first_step_has_not_succeeded(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [Recovered, Cancelled])
+async def test_a_recovery_that_fails_at_any_step_has_not_succeeded(
+    folder: Path, kind: type[Fact], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await start(folder)
-    await submit(first, "r", is_resumable=True)
+    await submit(first, "nobody can come back for this")
     await die(first)
+    see_fact = EngineCore._see_fact
 
-    def fail(self: InferenceEngine, fact: Any) -> None:
-        raise InvariantError("as planned")
+    def fail(self: EngineCore, fact: Fact) -> None:
+        if isinstance(fact, kind):
+            raise InvariantError("as planned")
+        see_fact(self, fact)
 
     with monkeypatch.context() as patch:
-        patch.setattr("eventlm.engine.engine_core.EngineCore._see_fact", fail)
+        patch.setattr(EngineCore, "_see_fact", fail)
         with pytest.raises(EngineUnavailableError, match="as planned"):
             await start(folder)
     assert [path.name for path in (folder / "spool").glob("*/attempt-*")] == ["attempt-1"]
@@ -327,3 +333,18 @@ async def test_what_a_power_failure_takes_depends_on_the_engine_that_died(
     resumed = await engine.resume("r", "o", Reader())
     assert len(resumed.rewinds) == num_rewinds
     await engine.stop()
+
+
+async def test_a_damaged_request_that_its_engine_could_not_end_is_ended_by_the_next(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await start(folder)
+    await submit(first, "r", is_resumable=True)
+    await die(first)
+    lose_tokens(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(InferenceEngine, "_take_over", lambda self, found: None)
+        await die(await start(folder))
+    last = await start(folder)
+    assert [*last._require_engine_core().live.requests] == []
+    await last.stop()

@@ -338,6 +338,9 @@ def _begin(reader: SegmentReader, header: Header, spool: _Spool, builder: RunBui
             sinks = [of_requests[each.seq] for each in kept.live]
         for each, sink in zip(kept.live, sinks, strict=True):
             live.restore(each, sink)
+            if any(LOST_TOKEN in sequence.token_ids for sequence in each.sequences):
+                # The engine before died before it could end the request.
+                replayed.damaged.add(each.seq)
     for worker in spool.head.workers:
         live.restore_worker(worker)
     for seq, request in core.state.requests.items():
