@@ -8,12 +8,15 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from eventlm.config import ServerConfig
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.server.http.event_stream import EventStream
+from eventlm.server.reply_format import JSON_LINES, SERVER_SENT_EVENTS
 from eventlm.text.detokenizer import SequenceText
 from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.server.conftest import RunningServer, capture_logs
@@ -251,3 +254,20 @@ async def _waiting(server: RunningServer) -> list[int]:
     manager = server._server._runner.server
     assert manager is not None
     return [handler.transport.get_write_buffer_size() for handler in manager.connections if handler.transport]
+
+
+async def test_comments_go_into_open_streams_of_events_alone() -> None:
+    written: list[bytes] = []
+    protocol = SimpleNamespace(writing_paused=False)
+    transport = SimpleNamespace(is_closing=lambda: transport.is_closed, is_closed=False, write=written.append)
+    writer: Any = SimpleNamespace(protocol=protocol, transport=transport, chunked=False, output_size=0)
+    events, lines = (EventStream(Any, ServerConfig(), each) for each in (SERVER_SENT_EVENTS, JSON_LINES))  # type: ignore[arg-type]
+    for stream in (events, lines):
+        stream.comment("not begun")
+        stream._writer = writer
+        stream.comment("recovering")
+    protocol.writing_paused = True
+    events.comment("no room")
+    protocol.writing_paused, transport.is_closed = False, True
+    events.comment("the client has left")
+    assert written == [b": recovering\n"]
