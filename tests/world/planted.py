@@ -10,7 +10,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 from msgspec import structs
@@ -35,37 +35,14 @@ from eventlm.engine.request_registry import Reply, RequestRegistry
 from eventlm.events import Event, Forwarded, ForwardFailed
 from eventlm.launchers.process import LocalRanks
 from eventlm.worker.protocol import FromWorker, StepResult
-from tests.world.invariants.checks import BrokenInvariant
-from tests.world.machine.world import StuckError
-from tests.world.plans.plan import Plan, draw_gateway_plan, draw_plan
-from tests.world.run import run_plan
+from tests.world.plans.plan import draw_gateway_plan
+from tests.world.planted_bug import Planted
+from tests.world.planted_recovery import IN_RECOVERY
 from tests.world.swarm.results import PAGE
 
 #: A bug must be found within this many seeds.
 NUM_SEEDS = 200
 _BEGIN, _END = "<!-- planted: written by tests.world.planted -->", "<!-- end of planted -->"
-
-
-class Planted(NamedTuple):
-    """A bug to plant. what: the bug, in a sentence. found_by: invariants that may be the first to find it; `stuck` if
-    the run waits in vain. plant: a context in which the bug is present. draw: gives the plan of a seed.
-    """
-
-    what: str
-    found_by: tuple[str, ...]
-    plant: Callable[[], contextlib.AbstractContextManager[Any]]
-    draw: Callable[[int], Plan] = draw_plan
-
-    def find(self, seed: int) -> str:
-        """The name of the invariant by which a seed finds the bug; empty if none does."""
-        with self.plant():
-            try:
-                run_plan(self.draw(seed))
-            except BrokenInvariant as error:
-                return error.name
-            except StuckError:
-                return "stuck"
-        return ""
 
 
 def _effect_before_write() -> contextlib.AbstractContextManager[Any]:
@@ -379,7 +356,7 @@ PLANTED = {
     "clock that jumps back": Planted(
         "The run's clock follows the wall clock.", (_TIMES, "late requests are dropped"), _clock_of_the_wall
     ),
-}
+} | IN_RECOVERY
 
 
 def first_found(name: str) -> tuple[int, str]:
