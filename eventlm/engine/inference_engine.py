@@ -130,8 +130,6 @@ class InferenceEngine:
         self._lost_spools: list[Path] = []
         #: Why the engine before has ended, in words, if that is known.
         self.follows = ""
-        #: Its requests that no client can come back for.
-        self._forgotten: list[int] = []
         #: Its requests of which something is lost, with all others of their replies.
         self._damaged: set[int] = set()
         #: Whether edges of such a run may have lived on and come back; then `edges_have_left` must be called.
@@ -413,9 +411,6 @@ class InferenceEngine:
             self.registry.rewind()
         # Before the next spool begins with what is kept of replies that are over.
         self._damaged = found.damaged | self.registry.forget_damaged(found.damaged)
-        if not self.edges_return:
-            # Before the first client comes back.
-            self._forgotten = self.registry.edges_have_left(found.live.requests)
         self._clock.go_on(found.origin_ns(self._system.clock))
         self._replicas.go_on(self.setups, found.epochs)
 
@@ -437,7 +432,9 @@ class InferenceEngine:
         lost = [request for request in live.requests if request in self._damaged]
         for request in lost:
             live.fail_request(request, EngineUnavailableError("a part of the request was lost when its engine died"))
-        for request in dict.fromkeys([*lost, *self._forgotten]):
+        # Only now, so that clients have all the time to come back that they are promised.
+        forgotten = [] if self.edges_return else self.registry.edges_have_left(live.requests)
+        for request in dict.fromkeys([*lost, *forgotten]):
             self.cancel(request, BY_RECOVERY)
         self._drain()
         self._check_alive()
@@ -447,7 +444,7 @@ class InferenceEngine:
             run=found.header.run,
             down_ms=down_ns // 1_000_000,
             requests=len(live),
-            cancelled=len(self._forgotten),
+            cancelled=len(forgotten),
             damaged=len(lost),
             **({"cut": found.cut} if found.cut else {}),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from pathlib import Path
@@ -35,6 +36,7 @@ from tests.made_requests import make_request
 from tests.processes import until
 
 NUM_TOKENS = 40
+RESUME_SECONDS = 60
 REQUEST = make_request([1, 2, 3, 4], SamplingParams(max_tokens=NUM_TOKENS, seed=7, ignore_eos=True))
 EXPECTED = [fake_token(7, 0, position) for position in range(NUM_TOKENS)]
 
@@ -58,7 +60,7 @@ async def start(folder: Path, *, max_num_seqs: int = 8, **changes: Any) -> Infer
     """An engine that recovers what another one left in the folder. changes: of how it is recorded."""
     setup = fake_setup(record=folder / "runs", fake=SLOW, max_num_seqs=max_num_seqs)
     record = structs.replace(setup.config.record, recover=str(folder / "spool"), **changes)
-    server = structs.replace(setup.config.server, resume_seconds=60)
+    server = structs.replace(setup.config.server, resume_seconds=RESUME_SECONDS)
     setup = structs.replace(setup, config=structs.replace(setup.config, record=record, server=server))
     engine = InferenceEngine(setup, real_system())
     await engine.start()
@@ -187,6 +189,28 @@ async def test_a_run_that_goes_on_is_the_latest(folder: Path) -> None:
     second = await start(folder)
     assert (folder / "runs" / LATEST_NAME).resolve() == first.run_folder
     await second.stop()
+
+
+async def test_clients_have_all_the_time_to_come_back_once_the_engine_is_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await start(folder)
+    await submit(first, "reply", is_resumable=True)
+    await die(first)
+    start_replicas = Replicas.start
+
+    async def start_late(self: Replicas, **options: Any) -> Any:
+        await asyncio.sleep(1.1)
+        return await start_replicas(self, **options)
+
+    monkeypatch.setattr(Replicas, "start", start_late)
+    monkeypatch.setitem(globals(), "RESUME_SECONDS", 1)
+    second = await start(folder)
+    reader = Reader()
+    await second.resume("reply", "o", reader)
+    await until(lambda: reader.reason != "")
+    await second.stop()
+    assert reader.tokens == EXPECTED
 
 
 async def test_a_deleted_reply_stays_deleted(folder: Path) -> None:

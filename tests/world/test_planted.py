@@ -16,6 +16,7 @@ _SOON = (
     "two ends",
     "leaked file",
     "resubmission run twice",
+    "spool never emptied",
 )
 
 
