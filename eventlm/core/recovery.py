@@ -2,9 +2,9 @@
 What the sequences have stays, and so do deadlines, timers, pauses and predictors.
 
 No sequence is suspected of having killed its worker, but the engine itself may die of one: one that gets no token
-between so many recoveries in a row ends with `error`. Counted are those that have been computed or sent, or whose
-grammar is built, even if they wait again. One that only ever waited in line had no part in what the engine died of, so
-a crowd does not end with the request that it stands behind.
+between so many recoveries in a row ends with `error`. Counted are those that the engine has admitted to a replica or
+sent, whose grammar it has built or whose text it searches for an end, even if they wait again. One that only waited in
+line had no part in what the engine died of, so a crowd does not end with the request that it stands behind.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from eventlm.events import Recovered
 
 #: A sequence ends with the last of so many recoveries in a row without a token.
 MOST_RECOVERIES = 3
+_NONE = Recoveries(0, 0, 0)
 
 
 def recover(state: CoreState, fact: Recovered) -> None:
@@ -35,15 +36,16 @@ def recover(state: CoreState, fact: Recovered) -> None:
 def _end_repeated(state: CoreState) -> None:
     sequences = [sequence for request in state.requests.values() for sequence in request.sequences]
     for sequence in sequences:
-        if sequence.state is State.FINISHED or not _took_part(sequence):
+        before = state.recoveries.get(sequence.id, _NONE)
+        if sequence.state is State.FINISHED or not _took_part(sequence, before):
             continue
-        before = state.recoveries.get(sequence.id)
-        count = before.in_a_row if before is not None and before.num_tokens == sequence.num_tokens else 0
-        if count + 1 < MOST_RECOVERIES:
-            state.recoveries[sequence.id] = Recoveries(count + 1, sequence.num_tokens)
+        count = before.in_a_row + 1 if before.num_tokens == sequence.num_tokens else 1
+        if count < MOST_RECOVERIES:
+            state.recoveries[sequence.id] = Recoveries(count, sequence.num_tokens, sequence.residency)
         else:
             finish(state, sequence, "error", sequence.num_output_tokens)
 
 
-def _took_part(sequence: Sequence) -> bool:
-    return sequence.residency > 0 or sequence.state is State.WAITING_FOR_GRAMMAR
+def _took_part(sequence: Sequence, before: Recoveries) -> bool:
+    """Whether the engine that died had to do with it. before: as of the beginning of that engine."""
+    return sequence.residency > before.residency or sequence.state in (State.WAITING_FOR_GRAMMAR, State.CLOSING)

@@ -64,14 +64,15 @@ def test_steps_and_workers_of_the_engine_before_mean_nothing() -> None:
     assert rig.of(Launched)
 
 
-def test_a_second_recovery_before_any_worker_is_up_changes_nothing_but_the_count() -> None:
+def test_recoveries_before_any_worker_is_up_change_nothing() -> None:
     rig = Rig()
     rig.arrive(4, 6)
     rig.recover()
     before = rig.core.digests()
-    rig.recover()
-    assert rig.last == []
-    assert {name for name, digest in rig.core.digests().items() if digest != before[name]} == {"recoveries"}
+    for _ in range(MOST_RECOVERIES):
+        rig.recover()
+        assert rig.last == []
+    assert rig.core.digests() == before
 
 
 def test_a_closing_sequence_stays_so_and_a_pause_goes_on() -> None:

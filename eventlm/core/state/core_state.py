@@ -22,10 +22,11 @@ D = TypeVar("D", bound=Decision)
 
 
 class Recoveries(NamedTuple):
-    """How many recoveries in a row found a sequence without a new token, and how many tokens it had."""
+    """How many recoveries in a row found a sequence without a new token; its tokens and its residency at the last."""
 
     in_a_row: int
     num_tokens: int
+    residency: int
 
 
 class CoreState:

@@ -157,7 +157,7 @@ class StateSnapshot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     forwards: ForwardsSnapshot | UnsetType = UNSET
     retries: list[tuple[int, int, int, int]] | UnsetType = UNSET
     #: (request, index, in_a_row, num_tokens), see `Recoveries`.
-    recoveries: list[tuple[int, int, int, int]] | UnsetType = UNSET
+    recoveries: list[tuple[int, int, int, int, int]] | UnsetType = UNSET
 
     @property
     def sets(self) -> list[StateSnapshot | SetSnapshot]:
