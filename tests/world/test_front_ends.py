@@ -83,7 +83,7 @@ def test_streams_go_on_at_any_front_end() -> None:
     clients = _clients(plan(breaks_after=60))
     whole = [client for client in clients if _is_whole(client)]
     assert any(len({reply.server for reply in client.stream_replies}) > 1 for client in whole)
-    assert all(_has_lost_front_end(client) for client in clients if client not in whole)
+    assert all(_has_lost_front_end(client) or client.was_late for client in clients if client not in whole)
 
 
 def test_a_front_end_that_dies_gives_the_same_bytes_in_another_process() -> None:

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from eventlm.bus.bus import Bus
-from eventlm.bus.run_folder import LATEST_NAME, TRACE_NAME, runs
+from eventlm.bus.run_folder import LATEST_NAME, TRACE_NAME, closed_segments, runs
 from eventlm.bus.segment_file import Extent, SegmentFile
 from eventlm.bus.segment_reader import SegmentReader
 from eventlm.bus.spool import first_frame, has_lost, read_frames, remove_spool, spool_name
@@ -88,8 +88,12 @@ class RecoveredRun(NamedTuple):
         return [replica.epoch + 2 for replica in self.core.state.replicas]
 
     def last_segment(self, disk: Disk) -> SegmentFile:
-        """The last segment. What follows its end is cut off, and kept in a file of its own. Raises OSError."""
+        """The last segment. What follows its end is cut off, and kept in files of their own. Raises OSError."""
         path = self.folder / TRACE_NAME
+        for segment in closed_segments(self.folder, disk):
+            # A power failure has kept its name, and not that of the one that came after it.
+            if segment.first_s > self.header.s:
+                disk.rename(segment.path, self.folder / f"cut-{segment.path.name}")
         with contextlib.closing(disk.open(path)) as file:
             file.seek(self.end.num_bytes)
             if rest := file.read(-1):

@@ -146,6 +146,16 @@ def test_the_latest_run_is_the_newest_even_if_the_clock_was_set_back_before(tmp_
     found.file.close()
 
 
+def test_segments_that_the_run_no_longer_leads_to_are_set_aside(tmp_path: Path) -> None:
+    simulation, _ = _dead(tmp_path)
+    run = tmp_path / "runs" / RUN
+    (run / "trace-000000000900.jsonl").write_bytes(b"of before a power failure")
+    found = simulation.recover()
+    assert found is not None
+    found.last_segment(SYSTEM_DISK).close()
+    assert sorted(path.name for path in run.iterdir()) == ["cut-trace-000000000900.jsonl", "trace.jsonl"]
+
+
 def test_the_third_attempt_starts_empty(tmp_path: Path) -> None:
     simulation, _ = _dead(tmp_path)
     for _ in range(MAX_ATTEMPTS):
