@@ -17,8 +17,8 @@ from eventlm.replay.index.tables import Column, MarkKind
 _MAX_LANES = 24
 _PPM = 1_000_000
 _FIRST_TOKEN, _STREAMING, _FAILED = map(PHASES.index, ("first token there", "streaming", "retry"))
-#: Ends of attempts that are no failures.
-NO_FAILURES = ("answered", "withdrawn", "cut", "unknown")
+#: Ends of attempts that are no failures; those that are lost have died with the engine.
+NO_FAILURES = ("answered", "withdrawn", "cut", "lost", "unknown")
 
 
 class AttemptLanes(NamedTuple):
