@@ -125,7 +125,6 @@ def quiet() -> Iterator[Lines]:
     collect()
     # Leftovers of an earlier world may have logged something.
     lines.clear()
-    gc.freeze()
     gc.disable()
     del lines.is_heard
     # A dead process awaits nothing.
@@ -135,7 +134,6 @@ def quiet() -> Iterator[Lines]:
     finally:
         lines.is_heard = lambda: False
         collect()
-        gc.unfreeze()
         gc.enable()
         sys.unraisablehook = hear_before
         structlog.configure(**before)
