@@ -17,7 +17,6 @@ def _no_run_outlives_its_module(request: pytest.FixtureRequest) -> Iterator[None
     gc.collect()
     gc.freeze()
     yield
-    gc.unfreeze()
     if hasattr(request.module, "quiet"):
         with request.module.quiet():
             pass
