@@ -7,8 +7,8 @@ What `sync` has brought to the disk survives a power failure, too.
 
 A disk that is full or broken never stops the engine. The file is cut after its last whole line, and nothing more is
 kept until a new segment can be started. That one has a `gap`, which names the missing events, and begins with a
-snapshot, so what follows can be verified again. If a sync fails, everything since the last one is missing: some of it
-may be readable until the next reboot, but nobody knows what, so it is cut off, and the gap names it.
+snapshot, so what follows can be verified again. If a sync fails, everything since the last one is missing: any part of
+it may be gone after a reboot, so it is cut off, and the gap names it.
 """
 
 from __future__ import annotations

@@ -382,7 +382,7 @@ class RequestRegistry:
         return reply
 
     def edges_have_left(self, requests: Iterable[int]) -> list[int]:
-        """The edges that have not come back to this engine will not; returns requests that nobody can come back for."""
+        """Give up edges that have not come back to this engine. Returns the requests that no client can resume."""
         lasting = set[int]()
         for reply_id, reply in list(self._kept.items()):
             if reply.loose_edge is not None and reply.loose_edge.on_output is None:

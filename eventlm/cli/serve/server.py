@@ -205,15 +205,15 @@ async def compose_server(
 
 
 async def check_server(system: System, config: Config) -> None:
-    """Raise what a start with this configuration would, but for what a server that runs keeps it from."""
+    """Raise what a start with this configuration would raise. A lack of memory does not count: a server is running."""
     _check_plugins(config)
     with contextlib.suppress(TooLittleMemoryError):
         await compose_server(system, Beginning(config, [], []), binds=False, is_trial=True)
 
 
 def with_room_for_batches(config: Config) -> Config:
-    """Batches get their window, and room in the queue for that or for the largest line, so that nobody else is refused
-    because of them.
+    """Batches get their window, and room in the queue for that or for the largest line, so that no other request is
+    refused because of them.
     """
     from msgspec import structs
 
