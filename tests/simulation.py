@@ -257,8 +257,7 @@ class Simulation:
         """Outcomes by (client, index); rejected requests have none."""
         self._plan_life()
         while self.clock.has_more:
-            self.engine_core.drain(self.clock.advance())
-            self.recorder.settle()
+            self.advance()
         self.engine_core.end("stop")
         self._check_end()
         return {
@@ -266,6 +265,11 @@ class Simulation:
             for position, client in enumerate(self.clients)
             for index, outcome in sorted(client.outcomes.items())
         }
+
+    def advance(self) -> None:
+        """Drain what the next moment brings."""
+        self.engine_core.drain(self.clock.advance())
+        self.recorder.settle()
 
     def _plan_life(self) -> None:
         rng = self.rng

@@ -150,23 +150,14 @@ class CrashingSimulation(Simulation):
         """Run until the engine is killed, which raises Killed, or all has ended."""
         self._plan_life()
         while self.clock.has_more:
-            self.engine_core.drain(self.clock.advance())
+            super().advance()
 
-    def run_engines(self) -> dict[tuple[int, int], object]:
-        """As `run`."""
-        self._plan_life()
-        while self.clock.has_more:
-            try:
-                self.engine_core.drain(self.clock.advance())
-            except Killed:
-                self._go_on()
-        self.engine_core.end("stop")
-        self._check_end()
-        return {
-            (position, index): outcome
-            for position, client in enumerate(self.clients)
-            for index, outcome in sorted(client.outcomes.items())
-        }
+    def advance(self) -> None:
+        """As `Simulation.advance`. If the engine is killed, the next one goes on."""
+        try:
+            super().advance()
+        except Killed:
+            self._go_on()
 
     def _check_end(self) -> None:
         """Of the requests of which nothing was lost."""

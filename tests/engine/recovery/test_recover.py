@@ -49,7 +49,7 @@ def _run(
         segment_bytes=segment_bytes,
         damage=damage,
     )
-    outcomes = simulation.run_engines()
+    outcomes = simulation.run()
     assert verify(folder / "runs" / RUN).exit_code == 0
     return simulation, outcomes
 
