@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from msgspec import structs
 
 from eventlm.bus.log_reader import LogReader
@@ -35,6 +36,7 @@ from eventlm.metrics.store import MetricsStore
 from eventlm.system.disk import SYSTEM_DISK
 from eventlm.system.system import real_system
 from eventlm.worker.fake.tokens import draw
+from tests.replay.golden import GOLDEN
 from tests.simulation import DIGEST_KEY, Client, Simulation
 from tests.virtual_backend import VirtualBackend
 from tests.virtual_worker import VirtualWorker
@@ -325,6 +327,17 @@ class CrashingSimulation(Simulation):
             others.append(ServedModel(other.core.models, own, other.core.block_size, 0, first_replica))
         size = self.machine.core.block_size
         return LiveRequests(names[0], block_size=size, seed_key=b"seeds", digest_key=DIGEST_KEY, others=others)
+
+
+def dead_engine(folder: Path, death: Death) -> CrashingSimulation:
+    """An engine that died while it made the golden run `fcfs_one_replica`."""
+    golden = GOLDEN["fcfs_one_replica"]
+    simulation = CrashingSimulation(
+        folder, golden.machine, golden.chaos, seed=golden.seed, num_requests=golden.num_requests, deaths=[death]
+    )
+    with pytest.raises(Killed):
+        simulation.run_to_death()
+    return simulation
 
 
 def _put(client: Client, output: RequestOutput | TakenOver | EventLMError) -> None:

@@ -19,7 +19,7 @@ from eventlm.engine.spool.records import SPOOL_FORMAT, SpoolHead, decode_frame, 
 from eventlm.errors import UsageError
 from eventlm.replay.verify.verifier import verify
 from eventlm.system.disk import SYSTEM_DISK
-from tests.engine.recovery.crashes import DAMAGED, RUN, CrashingSimulation, Death, Killed
+from tests.engine.recovery.crashes import DAMAGED, RUN, CrashingSimulation, Death, dead_engine
 from tests.replay.golden import GOLDEN
 from tests.workload import Outcome
 
@@ -254,17 +254,7 @@ _AFTER_A_DRAIN = Death(20, delivered=True)
 
 def _dead(folder: Path, death: Death = _AFTER_A_DRAIN) -> tuple[CrashingSimulation, Path]:
     """An engine that died, and its spool."""
-    golden = GOLDEN["fcfs_one_replica"]
-    simulation = CrashingSimulation(
-        folder,
-        golden.machine,
-        golden.chaos,
-        seed=golden.seed,
-        num_requests=golden.num_requests,
-        deaths=[death],
-    )
-    with pytest.raises(Killed):
-        simulation.run_to_death()
+    simulation = dead_engine(folder, death)
     [spool] = (folder / "spool" / RUN).iterdir()
     return simulation, spool
 

@@ -10,25 +10,13 @@ from msgspec import structs
 from eventlm.engine.recovery.replay import LOST_TOKEN, lost_request
 from eventlm.events import Arrived
 from eventlm.scheduling_params import SchedulingParams
-from tests.engine.recovery.crashes import CrashingSimulation, Death, Killed
-from tests.replay.golden import GOLDEN
+from tests.engine.recovery.crashes import CrashingSimulation, Death, dead_engine
 
 
 @pytest.fixture
 def dead(tmp_path: Path) -> CrashingSimulation:
     """An engine that died at its 20th drain."""
-    golden = GOLDEN["fcfs_one_replica"]
-    simulation = CrashingSimulation(
-        tmp_path,
-        golden.machine,
-        golden.chaos,
-        seed=golden.seed,
-        num_requests=golden.num_requests,
-        deaths=[Death(20, delivered=True)],
-    )
-    with pytest.raises(Killed):
-        simulation.run_to_death()
-    return simulation
+    return dead_engine(tmp_path, Death(20, delivered=True))
 
 
 def test_the_state_is_that_of_the_dead_engine(dead: CrashingSimulation) -> None:
