@@ -282,7 +282,7 @@ class SegmentReader:
             ]
         if not self.clean_end and not is_closed_name(Path(self.path).name):
             last_s = self.header.s + self.num_lines - 1
-            return [f"{self.path} has no clean end: the run was killed after event {last_s}"]
+            return [f"{self.path} has no clean end: its engine was killed or replaced after event {last_s}"]
         return []
 
     def close(self) -> None:

@@ -59,17 +59,20 @@ class SpoolWriter:
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk = disk
         self.folder = folder
-        #: The first frames of the file that is to be made next.
+        #: The first frames of the file that is to be made next; and of the first file, where its segment begins.
         self._base: Sequence[bytes] = ()
+        self._first_s = 0
         self._file: _SpoolFile | None = None
         self._next: _SpoolFile | None = None
         self._bodies: list[bytes] = []
         #: Whether a power failure leaves the names that lead to the present file.
         self._is_named = False
 
-    def prepare(self, base: Sequence[bytes]) -> None:
-        """Take the first frames of the next file, in place of those of one that could not be made."""
-        self._base = base
+    def prepare(self, first_s: int, base: Sequence[bytes]) -> None:
+        """Take the first frames of the next file, in place of those of one that could not be made. first_s: the header
+        of its segment.
+        """
+        self._first_s, self._base = first_s, base
 
     @property
     def path(self) -> Path:
@@ -101,7 +104,7 @@ class SpoolWriter:
         try:
             if self._file is None:
                 self._disk.make_folders(self.folder)
-                self._file = self._create(0)
+                self._file = self._create(self._first_s)
         except OSError as error:
             return error
         return self._file.write(bodies)

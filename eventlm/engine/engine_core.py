@@ -169,8 +169,12 @@ class EngineCore:
         """The core is that of a run whose engine has died: go on in a segment of its own. Raises LogWriteError."""
         recorder = self._recorder
         assert recorder is not None
-        self._is_settled = True
         self._start_segment(recorder)
+        self._settle(recorder)
+
+    def _settle(self, recorder: Recorder) -> None:
+        """The log has begun. Raises LogWriteError."""
+        self._is_settled = True
         recorder.settle()
         if recorder.problem:
             raise LogWriteError(f"cannot go on with the trace {recorder.writer.path}: {recorder.problem}")
@@ -179,6 +183,23 @@ class EngineCore:
                 if grammar := self.live.grammar(request):
                     self._grammars.want(request, grammar)
                     self._grammars.watch(request)
+
+    def follow(self, previous_h: str) -> None:
+        """The core has the requests of another run: begin this one with its state, after the line of that run which has
+        this hash. Raises LogWriteError.
+        """
+        events: list[Event] = []
+        bodies = [*self._first_lines(previous_h, None, events)]
+        assert self._recorder is not None
+        self._recorder.write(bodies, lambda: self.bus.publish(events))
+        self._settle(self._recorder)
+
+    def hand_over(self) -> None:
+        """Close the log between two drains, so that another engine need follow nothing of it."""
+        if self._recorder is not None and self._spool is not None:
+            self._recorder.settle()
+            self._start_segment(self._recorder)
+        self.close()
 
     def put_fact(self, fact: Fact) -> None:
         """Queue one fact that depends on nothing."""

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import structlog
 from msgspec import structs
 
@@ -24,12 +25,15 @@ from eventlm.config.structs import memory_bytes
 from eventlm.core.core import Core
 from eventlm.core.predictor import Predictor
 from eventlm.core.state.replicaset import SetParts
+from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.engine.clock import AsyncioClock
 from eventlm.engine.engine_core import EngineCore, Forwarder, OnBroken, OnCondemned, Ship
 from eventlm.engine.live_requests import LiveRequests, make_live
 from eventlm.engine.plugins.failures import PluginFailures
 from eventlm.engine.predictor.source import PredictorSource
-from eventlm.engine.recovery.recover import RecoveredRun, spool_folder
+from eventlm.engine.recovery.carrying_over import carry_over
+from eventlm.engine.recovery.dead_run import CarriedRequests, RecoveredRun
+from eventlm.engine.recovery.recover import spool_folder
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
 from eventlm.engine.request_registry import RequestRegistry
 from eventlm.engine.request_spool import RequestSpool
@@ -113,8 +117,10 @@ class EngineRun(NamedTuple):
         return _attach(header, recovered.core, live, setups, parts, sync_time, writer, spool_writer)
 
     @classmethod
-    def open(cls, run: str, sets: Sequence[ReadySet], parts: RunParts) -> EngineRun:
-        """Open the log of the run with this name, for these replicasets.
+    def open(
+        cls, run: str, sets: Sequence[ReadySet], parts: RunParts, carried: CarriedRequests | None = None
+    ) -> EngineRun:
+        """Open the log of the run with this name, for these replicasets. carried: the requests that it begins with.
 
         Unless a record was asked for, a full disk keeps the engine from recording, not from starting.
         """
@@ -123,7 +129,7 @@ class EngineRun(NamedTuple):
         # Of the digests of steps; only the token log has it too.
         digest_key = parts.system.chance.token_bytes(32)
         sync_time = Histogram.over(SYNC_BUCKETS_NS)
-        begin = partial(_begin, run, sets, parts, digest_key, sync_time)
+        begin = partial(_begin, run, sets, parts, digest_key, sync_time, carried)
         if record.folder:
             spool_writer = None
             if record.recover:
@@ -211,13 +217,13 @@ def _begin(
     parts: RunParts,
     digest_key: bytes,
     sync_time: Histogram,
+    carried: CarriedRequests | None,
     writer: LogWriter | None,
     spool_writer: SpoolWriter | None,
 ) -> EngineRun:
     """Make the engine core, which first writes the header."""
-    (setup, coefficients, first), *others = [
-        StartedSet(each.setup, each.predictor.coefficients(each.first.samples), each.first) for each in sets
-    ]
+    started = [StartedSet(each.setup, each.predictor.coefficients(each.first.samples), each.first) for each in sets]
+    (setup, coefficients, first), *others = started
     seed = int.from_bytes(parts.system.chance.token_bytes(8), "little")
     header = make_header(
         setup,
@@ -226,15 +232,12 @@ def _begin(
         coefficients,
         sets[0].predictor.origin,
         first,
-        unix_start_ns=parts.system.clock.unix_ns(),
+        unix_start_ns=parts.system.clock.unix_ns() if carried is None else int(carried.header.unix_start_ns),
         others=others,
     )
-    core = Core(
-        setup.core,
-        setup.plugins,
-        Predictor.from_coefficients(coefficients),
-        [SetParts(each.setup.core, each.setup.plugins, Predictor.from_coefficients(each.predictor)) for each in others],
-    )
+    core_parts = [
+        SetParts(each.setup.core, each.setup.plugins, Predictor.from_coefficients(each.predictor)) for each in started
+    ]
     setups = [setup, *(each.setup for each in others)]
     live = make_live(
         header,
@@ -242,7 +245,15 @@ def _begin(
         block_names=[(parts.system.chance.token_bytes(32), 1) for _ in sets],
         digest_key=digest_key,
     )
-    return _attach(header, core, live, setups, parts, sync_time, writer, spool_writer)
+    if carried is None:
+        core = Core(*core_parts[0], core_parts[1:])
+    else:
+        core = carry_over(carried, setups, core_parts, live, parts.registry)
+        if carried.may_lack_outputs(parts.system.clock):
+            parts.registry.rewind()
+        parts.metrics.take_up(header, msgspec.json.decode(core.snapshot(), type=StateSnapshot), [])
+    previous_h = None if carried is None else carried.end.last_h
+    return _attach(header, core, live, setups, parts, sync_time, writer, spool_writer, previous_h)
 
 
 def _attach(
@@ -254,8 +265,11 @@ def _attach(
     sync_time: Histogram,
     writer: LogWriter | None,
     spool_writer: SpoolWriter | None,
+    previous_h: str | None = None,
 ) -> EngineRun:
-    """Connect a core with the parts of the engine. Its first lines are written."""
+    """Connect a core with the parts of the engine. Its first lines are written. previous_h: the hash of the last line
+    of the run whose requests it has.
+    """
     config = setups[0].config
     record = config.record
     recorder = make_recorder(parts.system, record, writer, parts.guard) if writer is not None else None
@@ -281,6 +295,7 @@ def _attach(
             origin_ns=parts.clock.origin_ns,
             num_recoveries=parts.num_recoveries,
             outputs_wait_for_syncs=record.record_sync == "group",
+            first_s=core.next_seq,
         )
     is_new = not core.next_seq
     try:
@@ -301,7 +316,9 @@ def _attach(
             forwarder=parts.forwarder,
             spool=spool,
         )
-        if not is_new:
+        if previous_h is not None:
+            engine_core.follow(previous_h)
+        elif not is_new:
             engine_core.go_on()
     except BaseException:
         if recorder is not None:

@@ -45,15 +45,9 @@ from eventlm.engine.object_store.store import ObjectStore
 from eventlm.engine.oldest_requests import OldestRequests, longest_wait_ns, oldest_requests
 from eventlm.engine.predictor.source import PredictorSource
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
-from eventlm.engine.recovery.fitting import builder, fitting, is_own
-from eventlm.engine.recovery.recover import (
-    Followers,
-    RecoveredRun,
-    RunBuilder,
-    check_spool_folder,
-    recover,
-    spool_folder,
-)
+from eventlm.engine.recovery.dead_run import CarriedRequests, DeadRun, Followers, RecoveredRun
+from eventlm.engine.recovery.fitting import fitting, is_own, takeover
+from eventlm.engine.recovery.recover import check_spool_folder, recover, spool_folder
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
 from eventlm.engine.replicas.group import OnStartProgress, Replicas
 from eventlm.engine.reports import Reports
@@ -78,7 +72,7 @@ from eventlm.engine.request_check import check_group
 from eventlm.engine.request_registry import ReplyStatus, RequestRegistry, reply_status
 from eventlm.engine.setup import EngineSetup, make_run_id, worker_setups
 from eventlm.errors import EventLMError
-from eventlm.events import Cancelled, Fact, FrontEndLost, Header, Recovered, WorkerLost, WorkerUp
+from eventlm.events import Cancelled, Fact, FrontEndLost, Recovered, WorkerLost, WorkerUp
 from eventlm.grammars import GrammarError
 from eventlm.launchers.launcher import StartedRank
 from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, CacheInfo, EngineMetrics
@@ -124,8 +118,9 @@ class InferenceEngine:
         self.worker_host: dict[str, Any] = {}
         self._rows = EndedRows()
         self._metrics = MetricsStore(sink=self._rows)
-        #: The run of an engine that has died.
+        #: The run of an engine that has died, or what another one has left.
         self._recovered: RecoveredRun | None = None
+        self._carried: CarriedRequests | None = None
         #: Of one that cannot be gone on with.
         self._lost_spools: list[Path] = []
         #: Why the engine before has ended, in words, if that is known.
@@ -331,7 +326,7 @@ class InferenceEngine:
                 PredictorSource(setup.config, next(iter(worker_setups(setup)), None)) for setup in self.setups
             ]
             started = await self._replicas.start(
-                must_measure=[self._recovered is None and each.must_measure for each in predictors],
+                must_measure=[self._left is None and each.must_measure for each in predictors],
                 spawned=spawned,
                 on_progress=on_progress,
             )
@@ -356,25 +351,25 @@ class InferenceEngine:
                 raise EngineUnavailableError("the engine was stopped while it started")
             sets = [ReadySet(*each, predictor) for each, predictor in zip(started, predictors, strict=True)]
             if self._recovered is None:
-                self._run = EngineRun.open(run, sets, parts)
+                self._run = EngineRun.open(run, sets, parts, self._carried)
                 for spool in self._lost_spools:
                     remove_spool(self._system.disk, spool)
             else:
                 self._run = EngineRun.go_on(self._recovered, self.setups, parts)
             self._engine_core = self._run.engine_core
-            if self._recovered is not None:
-                self._take_over(self._recovered)
+            if self._left is not None:
+                self._take_over(self._left)
             self.worker_host = sets[0].first.host
         except BaseException as error:
             self.state = "dead"
             await self._replicas.stop()
             await self._backends.stop()
-            if self._recovered is not None:
+            if self._left is not None:
                 if self._engine_core is None and isinstance(error, EventLMError | asyncio.CancelledError):
                     # No worker could start, for example, or the disk was full.
-                    self._recovered.forget_attempts(self._system.disk)
+                    self._left.forget_attempts(self._system.disk)
                 # The next engine may still go on with it.
-                self._recovered.file.close()
+                self._left.file.close()
             raise
         self._replicas.run()
         self._backends.run()
@@ -390,19 +385,19 @@ class InferenceEngine:
         folder = spool_folder(self._system, record.recover)
         check_spool_folder(self._system.disk, folder)
 
-        def builder_of(header: Header) -> RunBuilder | None:
-            fitted = fitting(header, self.setups)
-            return None if fitted is None else builder(fitted, self._make_followers)
-
         found = recover(
             self._system.disk,
             Path(record.folder),
             folder,
             is_own=lambda header: is_own(header, self.setups),
-            builder_of=builder_of,
+            takeover_of=lambda header: takeover(header, self.setups, self._make_followers),
             on_lost=self._lost_spools.append,
         )
         if found is None:
+            return
+        self._clock.go_on(found.origin_ns(self._system.clock))
+        if isinstance(found, CarriedRequests):
+            self._carried = found
             return
         self._recovered = found
         self.setups = fitting(found.header, self.setups) or self.setups
@@ -411,24 +406,30 @@ class InferenceEngine:
             self.registry.rewind()
         # Before the next spool begins with what is kept of replies that are over.
         self._damaged = found.damaged | self.registry.forget_damaged(found.damaged)
-        self._clock.go_on(found.origin_ns(self._system.clock))
         self._replicas.go_on(self.setups, found.epochs)
 
     @property
+    def _left(self) -> DeadRun | None:
+        """What an engine before this one has left."""
+        return self._recovered or self._carried
+
+    @property
     def _num_recoveries(self) -> int:
-        """How often an engine has died in this run."""
-        return 0 if self._recovered is None else self._recovered.head.num_recoveries + 1
+        """How often an engine has taken over from another in this run, or with its requests in those before."""
+        return 0 if self._left is None else self._left.head.num_recoveries + 1
 
     def _make_followers(self) -> Followers:
         rows = EndedRows()
         return Followers(self._make_registry(), MetricsStore(sink=rows), rows)
 
-    def _take_over(self, found: RecoveredRun) -> None:
+    def _take_over(self, found: DeadRun) -> None:
         """Let the requests of a run go on whose clients can come back for them."""
-        down_ns = self.now_ns() - found.core.state.now_ns
-        self.put_fact(Recovered(reason=self.follows or found.reason(self._system.clock), down_ns=max(down_ns, 0)))
+        down_ns = max(self.now_ns() - found.now_ns, 0)
+        reason = self.follows or found.reason(self._system.clock)
+        run = "" if found is self._recovered else found.header.run
+        self.put_fact(Recovered(reason=reason, down_ns=down_ns, run=run))
         self._drain()
-        live = found.live
+        live = self._require_engine_core().live
         lost = [request for request in live.requests if request in self._damaged]
         for request in lost:
             live.fail_request(request, EngineUnavailableError("a part of the request was lost when its engine died"))
@@ -438,9 +439,13 @@ class InferenceEngine:
             self.cancel(request, BY_RECOVERY)
         self._drain()
         self._check_alive()
-        found.forget_attempts(self._system.disk)
+        if found is self._recovered:
+            found.forget_attempts(self._system.disk)
+        else:
+            remove_spool(self._system.disk, found.spool_folder)
+            found.file.close()
         log.warning(
-            "the run of an engine that died goes on",
+            "the requests of a run go on in another one" if run else "the run of an engine that died goes on",
             run=found.header.run,
             down_ms=down_ns // 1_000_000,
             requests=len(live),
@@ -763,7 +768,7 @@ class InferenceEngine:
     def hand_over(self) -> None:
         """Close the log as it is: another process goes on with the run. This one must end at once."""
         self._drain()
-        self._require_engine_core().close()
+        self._require_engine_core().hand_over()
 
     def end_text(self, request: int, index: int, position: int, reason: str) -> None:
         """Queue what an edge has found in a text; nothing if the request has ended."""

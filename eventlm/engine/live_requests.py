@@ -73,7 +73,7 @@ class LiveRequest:
 
     def fail(self, error: EventLMError) -> None:
         """Put the last output into its sink. What the sink raises is ignored: no other output could follow."""
-        sink, self.sink = self.sink, _ignore
+        sink, self.sink = self.sink, ignore_output
         with contextlib.suppress(Exception):
             sink(error)
 
@@ -319,6 +319,20 @@ class LiveRequests:
             sample.token_ids += each.token_ids
             self._samples[SequenceId(seq, each.index)] = sample
         self.answers.restore(seq, kept.answers)
+
+    def carry(self, kept: KeptRequest, arrival: Arrived, sink: Sink) -> Arrived:
+        """Take a live request over from another run, in which models and blocks had other numbers. Returns its arrival
+        as it would be in this one. What it has produced gets its names once a worker has it.
+        """
+        request = kept.request
+        names = self._names_of(request).extend(self._root(request), request.prompt_token_ids)
+        named = [
+            structs.replace(each, num_named_blocks=len(names.integers), last_hash=names.last_hash)
+            for each in kept.sequences
+        ]
+        self.restore(structs.replace(kept, sequences=named), sink)
+        number = self._set_numbers.get(request.scheduling.model, 0)
+        return structs.replace(arrival, blocks=names.integers, replicaset=number)
 
     def restore_worker(self, kept: KeptWorker) -> None:
         """Take a worker's launches over from another engine."""
@@ -573,8 +587,8 @@ def make_live(
     )
 
 
-def _ignore(output: RequestOutput | EventLMError) -> None:
-    """The sink of a request that has failed."""
+def ignore_output(output: RequestOutput | EventLMError) -> None:
+    """The sink of a request that has failed, or that nobody can ask for any more."""
 
 
 def _rows(launched: Launched) -> list[SequenceId]:

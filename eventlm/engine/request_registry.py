@@ -32,7 +32,7 @@ from eventlm.config.structs import memory_bytes
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.sequence import Sequence as CoreSequence
 from eventlm.core.state.sequence import State
-from eventlm.engine.live_requests import LiveRequests
+from eventlm.engine.live_requests import LiveRequests, Sink, ignore_output
 from eventlm.engine.rate_limits import Charge
 from eventlm.engine.request import (
     FinishedOutput,
@@ -343,8 +343,13 @@ class RequestRegistry:
             )
         return kept
 
-    def restore(self, kept: KeptReply, submission: Submission) -> list[Put]:
-        """Take a reply over from another engine; the sinks of its requests. The reader that it had is still there."""
+    def restore(self, kept: KeptReply) -> Sequence[Sink]:
+        """Take a reply over from another engine; the sinks of its live requests. The reader that it had is still there.
+        Nobody waits for a request of no reply.
+        """
+        submission = kept.submission
+        if submission is None:
+            return [ignore_output] * len(kept.live)
         edge = LooseEdge()
         reply = Reply(submission, kept.group, edge.puts(len(kept.requests)))
         reply.loose_edge = edge
@@ -357,7 +362,8 @@ class RequestRegistry:
         self.add(reply, kept.requests)
         if reply.outputs is not None and not reply.num_unfinished:
             self._over[submission.reply_id] = reply
-        return sinks
+        of_requests = dict(zip(kept.requests, sinks, strict=True))
+        return [of_requests[each.seq] for each in kept.live]
 
     def rewind(self) -> None:
         """Outputs may have been lost."""

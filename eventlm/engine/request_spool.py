@@ -11,7 +11,9 @@ from eventlm.engine.spool.records import DrainRecords, KeptReply, Record, SpoolH
 
 
 class RequestSpool:
-    """Makes the frames of a spool. trace: the run's folder. The rest is as SpoolHead has it."""
+    """Makes the frames of a spool. trace: the run's folder. first_s: where its first segment begins. The
+    rest is as SpoolHead has it.
+    """
 
     def __init__(
         self,
@@ -24,6 +26,7 @@ class RequestSpool:
         origin_ns: int,
         num_recoveries: int = 0,
         outputs_wait_for_syncs: bool = False,
+        first_s: int = 0,
     ) -> None:
         self._writer = writer
         self._live = live
@@ -34,7 +37,7 @@ class RequestSpool:
         self._num_recoveries = num_recoveries
         self._outputs_wait_for_syncs = outputs_wait_for_syncs
         self._records: list[Record] = []
-        self.prepare(0)
+        self.prepare(first_s)
 
     def add(self, record: Record) -> None:
         """Take the record of a fact that is about to be applied."""
@@ -60,14 +63,15 @@ class RequestSpool:
             num_recoveries=self._num_recoveries,
             outputs_wait_for_syncs=self._outputs_wait_for_syncs,
         )
-        self._writer.prepare([encode_frame(frame) for frame in (head, *self.kept())])
-
-    def kept(self) -> list[KeptReply]:
-        """All that lives. Between two drains only."""
-        live, replies = self._live, self._registry.keep(self._live)
-        of_replies = {request for reply in replies for request in reply.requests}
-        return replies + [KeptReply([live.keep(request)]) for request in live.requests if request not in of_replies]
+        self._writer.prepare(first_s, [encode_frame(frame) for frame in (head, *kept_replies(live, self._registry))])
 
     def remove(self) -> None:
         """Remove all of it."""
         self._writer.remove()
+
+
+def kept_replies(live: LiveRequests, registry: RequestRegistry) -> list[KeptReply]:
+    """All that lives. Between two drains only."""
+    replies = registry.keep(live)
+    of_replies = {request for reply in replies for request in reply.requests}
+    return replies + [KeptReply([live.keep(request)]) for request in live.requests if request not in of_replies]

@@ -121,11 +121,13 @@ class Recovered(Fact, frozen=True, kw_only=True, tag="recovered"):
     requests to other servers; no sequence is to blame.
 
     reason: why the engine before it ended, as far as that is known, such as `killed` or `reboot`. down_ns: for how long
-    there was none, until this fact.
+    there was none, until this fact. run: at the beginning of a run, the one before, whose requests go on in this one
+    under other limits or plug-ins, or in another version; empty within a run.
     """
 
     reason: str = ""
     down_ns: int = 0
+    run: str = ""
 
 
 class TimerDue(Fact, frozen=True, kw_only=True, tag="timer"):

@@ -136,6 +136,7 @@ def kept_options(config: Config) -> dict[str, str | int | bool]:
     return {
         "--host": config.server.host,
         "--port": config.server.port,
+        "--model": config.model.model,
         "--api-servers": config.server.api_servers,
         "--heartbeat-timeout-seconds": config.worker.heartbeat_timeout_seconds,
         "--record": config.record.record,

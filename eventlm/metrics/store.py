@@ -145,6 +145,9 @@ class MetricsStore:
 
     def apply(self, event: Event) -> None:
         """Add the next event. Raises ValueError if the first is not a header."""
+        if event.s < self._next_s:
+            # It came before what was taken up.
+            return
         if event.s != self._next_s:
             self._skip_gap()
         self._next_s = event.s + 1

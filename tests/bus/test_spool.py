@@ -19,7 +19,7 @@ BODIES = [b"first", b"\x89EVS second", b"", b"third" * 20]
 def write(folder: Path, first_s: int = 0) -> Path:
     """A spool with these frames; its file."""
     spool = SpoolWriter(SYSTEM_DISK, folder)
-    spool.prepare(BASE)
+    spool.prepare(first_s, BASE)
     if first_s:
         folder.mkdir(parents=True)
         spool.start_file(first_s)
@@ -73,11 +73,11 @@ def test_frames_of_another_file_are_no_frames(run: str, name: str, tmp_path: Pat
 
 def test_a_file_replaces_the_one_before(tmp_path: Path) -> None:
     spool = SpoolWriter(SYSTEM_DISK, tmp_path / "run")
-    spool.prepare(BASE)
+    spool.prepare(0, BASE)
     spool.append(BODIES)
     assert spool.flush() is None
     assert spool.num_own_bytes == sum(map(len, BODIES)) + 16 * len(BODIES)
-    spool.prepare([b"what lives"])
+    spool.prepare(0, [b"what lives"])
     spool.start_file(9)
     assert len(list((tmp_path / "run").iterdir())) == 2
     spool.go_on()
@@ -90,12 +90,12 @@ def test_a_file_replaces_the_one_before(tmp_path: Path) -> None:
 
 def test_a_segment_that_cannot_begin_leaves_the_file_before(tmp_path: Path) -> None:
     spool = SpoolWriter(SYSTEM_DISK, tmp_path / "run")
-    spool.prepare(BASE)
+    spool.prepare(0, BASE)
     assert spool.flush() is None
     # Not even begun.
-    spool.prepare([b"of an earlier attempt"])
+    spool.prepare(0, [b"of an earlier attempt"])
     for _ in range(2):
-        spool.prepare([b"what lives"])
+        spool.prepare(0, [b"what lives"])
         spool.start_file(9)
         assert read_frames(SYSTEM_DISK, spool.folder / spool_name(9)).bodies == [b"what lives"]
         spool.go_back()
@@ -110,7 +110,7 @@ def test_what_is_synced_outlives_a_power_failure() -> None:
     disk = world.of("engine")
     spool = SpoolWriter(disk, Path("/spools/run"))
     for first_s in (0, 7):
-        spool.prepare(BASE)
+        spool.prepare(0, BASE)
         if first_s:
             spool.start_file(first_s)
             assert spool.sync_next() is None
@@ -129,13 +129,13 @@ def test_a_folder_that_is_not_there_is_removed_all_the_same(tmp_path: Path) -> N
 
 def test_a_loss_is_known_until_a_segment_begins_with_all_that_lives(tmp_path: Path) -> None:
     spool = SpoolWriter(SYSTEM_DISK, tmp_path / "run")
-    spool.prepare(BASE)
+    spool.prepare(0, BASE)
     assert spool.flush() is None
     assert not has_lost(SYSTEM_DISK, spool.folder)
     for _ in range(2):
         spool.note_loss()
     assert has_lost(SYSTEM_DISK, spool.folder)
-    spool.prepare(BASE)
+    spool.prepare(0, BASE)
     spool.start_file(9)
     spool.go_on()
     assert not has_lost(SYSTEM_DISK, spool.folder)

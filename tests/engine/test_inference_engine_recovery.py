@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 from msgspec import structs
+from structlog.testing import capture_logs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriteError
 from eventlm.bus.run_folder import LATEST_NAME
+from eventlm.bus.segment_file import SegmentFile
 from eventlm.bus.spool import SpoolWriter, read_frames
 from eventlm.bus.token_log_check import check_token_logs
+from eventlm.config import RecordConfig
 from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.recovery.recover import MAX_ATTEMPTS
@@ -56,10 +60,17 @@ class Reader:
             self.reason = output.reason
 
 
-async def start(folder: Path, *, max_num_seqs: int = 8, **changes: Any) -> InferenceEngine:
-    """An engine that recovers what another one left in the folder. changes: of how it is recorded."""
-    setup = fake_setup(record=folder / "runs", fake=SLOW, max_num_seqs=max_num_seqs)
-    record = structs.replace(setup.config.record, recover=str(folder / "spool"), **changes)
+async def start(folder: Path, *, max_model_len: int = 0, **changes: Any) -> InferenceEngine:
+    """An engine that recovers what another one left in the folder. changes: of how it is recorded, or of its limits and
+    plug-ins.
+    """
+    recording = {name: changes.pop(name) for name in [*changes] if name in RecordConfig.__struct_fields__}
+    setup = fake_setup(record=folder / "runs", fake=SLOW, **{"max_num_seqs": 8, **changes})
+    if max_model_len:
+        model = structs.replace(setup.config.model, max_model_len=max_model_len)
+        core = structs.replace(setup.core, max_model_len=max_model_len)
+        setup = structs.replace(setup, core=core, config=structs.replace(setup.config, model=model))
+    record = structs.replace(setup.config.record, recover=str(folder / "spool"), **recording)
     server = structs.replace(setup.config.server, resume_seconds=RESUME_SECONDS)
     setup = structs.replace(setup, config=structs.replace(setup.config, record=record, server=server))
     engine = InferenceEngine(setup, real_system())
@@ -237,23 +248,119 @@ async def test_what_is_over_is_forgotten(folder: Path, monkeypatch: pytest.Monke
     assert [*(folder / "spool").iterdir()] == []
 
 
-async def test_an_engine_with_other_limits_begins_a_run_of_its_own(folder: Path) -> None:
+async def hand_over(engine: InferenceEngine) -> None:
+    """End as a process does that is followed by the next one in order."""
+    engine.hand_over()
+    await die(engine)
+
+
+@pytest.mark.parametrize(
+    ("end", "changes"),
+    [
+        (die, {"max_num_seqs": 2, "max_num_batched_tokens": 64}),
+        (die, {"max_model_len": 64}),
+        (hand_over, {"replicas": 2}),
+        (hand_over, {"policy": {"type": "edf"}, "router": {"type": "round_robin"}}),
+    ],
+)
+async def test_requests_go_on_under_other_limits_in_a_run_of_their_own(
+    folder: Path, end: Callable[[InferenceEngine], Awaitable[None]], changes: dict[str, Any]
+) -> None:
+    first = await start(folder)
+    over = await submit(first, "over", is_resumable=True)
+    await until(lambda: over.reason)
+    before = await submit(first, "r", is_resumable=True)
+    await submit(first, "nobody can come back for this")
+    [going_on, lost] = first._require_engine_core().live.requests
+    await end(first)
+    second = await start(folder, **changes)
+    assert second.run_folder is not None
+    assert second.run_folder != first.run_folder
+    assert second.origin_ns == first.origin_ns
+    # Nobody can go on with the first run any more.
+    assert [path.name for path in (folder / "spool").iterdir()] == [second.run_folder.name]
+    kept, after = Reader(), Reader()
+    await second.resume("over", "o", kept)
+    assert (kept.tokens, kept.reason) == (EXPECTED, "length")
+    await second.resume("r", "o", after)
+    assert after.tokens[: len(before.tokens)] == before.tokens
+    assert [*second._require_engine_core().live.requests] == [going_on]
+    late = await submit(second, "late")
+    await until(lambda: after.reason and late.reason)
+    assert (after.tokens, after.reason) == (EXPECTED, "length")
+    assert late.tokens == EXPECTED
+    metrics = second.metrics()
+    await second.stop()
+    assert sum(replica.num_running + replica.num_waiting for replica in metrics.log.replicas) == 0
+    events = [line.event() for line in LogReader(second.run_folder)]
+    assert [event.run for event in events if isinstance(event, Recovered)] == [
+        first.run_folder and first.run_folder.name
+    ]
+    assert [event.request for event in events if isinstance(event, Cancelled)] == [lost]
+    assert verify(second.run_folder).exit_code == 0
+
+
+async def test_carried_requests_survive_the_next_death(folder: Path) -> None:
     first = await start(folder)
     await submit(first, "r", is_resumable=True)
     await die(first)
-    setup = first.setup
-    scheduler = structs.replace(setup.config.scheduler, max_num_seqs=2)
-    setup = structs.replace(
-        setup,
-        core=structs.replace(setup.core, max_num_seqs=2),
-        config=structs.replace(setup.config, scheduler=scheduler),
-    )
-    second = InferenceEngine(setup, real_system())
-    await second.start()
-    assert second.run_folder != first.run_folder
+    second = await start(folder, max_num_seqs=2)
+    await die(second)
+    third = await start(folder, max_num_seqs=2)
+    assert third.run_folder == second.run_folder
+    after = Reader()
+    await third.resume("r", "o", after)
+    await until(lambda: after.reason)
+    assert (after.tokens, third.metrics().num_recoveries) == (EXPECTED, 2)
+    run = third.run_folder
+    await third.stop()
+    assert run is not None
+    assert verify(run).exit_code == 0
+
+
+async def test_a_request_that_has_no_room_under_other_limits_is_lost(folder: Path) -> None:
+    first = await start(folder)
+    await submit(first, "r", is_resumable=True)
+    await die(first)
+    with capture_logs() as lines:
+        second = await start(folder, max_model_len=32)
+    assert [(line["reason"], line["requests"]) for line in lines if line["event"] == "requests cannot go on"] == [
+        ("the context has 32 tokens now (--max-model-len)", 1)
+    ]
+    with pytest.raises(UnknownReplyError):
+        await second.resume("r", "o", Reader())
+    await second.stop()
+
+
+async def test_an_engine_with_other_plugins_cannot_follow_the_log_of_one_that_died(folder: Path) -> None:
+    first = await start(folder)
+    await submit(first, "r", is_resumable=True)
+    await die(first)
+    with capture_logs() as lines:
+        second = await start(folder, policy={"type": "edf"})
+    [line] = [line for line in lines if line["event"] == "a run cannot be recovered"]
+    assert "other plug-ins than this engine" in line["error"]
     assert second.run_folder is not None
-    # Nobody can go on with the first one any more.
     assert [path.name for path in (folder / "spool").iterdir()] == [second.run_folder.name]
+    await second.stop()
+
+
+async def test_a_run_before_is_kept_until_the_one_that_carries_its_requests_has_begun(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await start(folder)
+    await submit(first, "r", is_resumable=True)
+    await die(first)
+    full = Mock(return_value=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with monkeypatch.context() as patched:
+        patched.setattr(SegmentFile, "write", full)
+        with pytest.raises(LogWriteError):
+            await start(folder, max_num_seqs=2)
+    second = await start(folder, max_num_seqs=2)
+    after = Reader()
+    await second.resume("r", "o", after)
+    await until(lambda: after.reason)
+    assert after.tokens == EXPECTED
     await second.stop()
 
 

@@ -542,5 +542,5 @@ def test_a_search_does_not_go_on_without_its_edge() -> None:
     registry = Desk().registry
     submission = Submission(reply_id="r", search_tokens=10, search_sequences=2, search_choices=1)
     kept = KeptReply([], submission, [make_request([1], SamplingParams())], [3], [1], num_unfinished=1)
-    registry.restore(kept, submission)
+    registry.restore(kept)
     assert not registry.find("r", "").is_open

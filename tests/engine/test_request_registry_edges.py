@@ -9,7 +9,7 @@ import pytest
 from eventlm.engine.group_admission import reply_with_sinks
 from eventlm.engine.request import FinishedOutput, Request, Submission, TokensOutput, UnknownReplyError
 from eventlm.engine.request_registry import RequestRegistry
-from eventlm.engine.spool.records import KeptReply
+from eventlm.engine.spool.records import KeptReply, KeptRequest
 from eventlm.sampling_params import SamplingParams
 from tests.made_requests import make_request
 
@@ -47,7 +47,7 @@ class Desk:
         puts = {}
         for number, reply in replies.items():
             kept = KeptReply(
-                live=[],
+                live=[KeptRequest(number, GROUP[0], 1, "", "", [], [])],
                 submission=reply.submission,
                 group=GROUP,
                 requests=[number],
@@ -55,7 +55,7 @@ class Desk:
                 outputs=reply.outputs,
                 num_unfinished=reply.num_unfinished,
             )
-            [puts[number]] = self.registry.restore(kept, reply.submission)
+            [puts[number]] = self.registry.restore(kept)
         return puts
 
     def come_back(self, number: int, num_had: int, *, is_edge: bool = True) -> None:

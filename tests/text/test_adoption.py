@@ -8,7 +8,7 @@ import msgspec
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import FinishedOutput, RequestOutput, Submission, TokensOutput
 from eventlm.engine.request_registry import RequestRegistry
-from eventlm.engine.spool.records import KeptReply
+from eventlm.engine.spool.records import KeptReply, KeptRequest
 from eventlm.sampling_params import SamplingParams
 from eventlm.text.adoption import adopt, read_to_the_end
 from eventlm.text.fake_tokenizer import FakeTokenizer
@@ -39,9 +39,15 @@ async def test_the_ends_of_texts_are_found_as_if_the_edge_had_not_died() -> None
     request = make_request([1], SamplingParams(max_tokens=9, stop=["lo w"]), has_text_ends=True)
     before = list(b"hello ")
     kept = KeptReply(
-        [], None, [request], [7], [1], [msgspec.msgpack.encode((0, TokensOutput(0, 0, before)))], num_unfinished=1
+        [KeptRequest(7, request, 1, "", "", [], [])],
+        Submission(reply_id="r", is_resumable=True),
+        [request],
+        [7],
+        [1],
+        [msgspec.msgpack.encode((0, TokensOutput(0, 0, before)))],
+        num_unfinished=1,
     )
-    (sink,) = registry.restore(kept, Submission(reply_id="r", is_resumable=True))
+    (sink,) = registry.restore(kept)
     (orphan,) = registry.orphans()
     engine = Engine()
     generation = adopt(cast(InferenceEngine, engine), orphan, lambda model: (FakeTokenizer(), NO_FORMATS))

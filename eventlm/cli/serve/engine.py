@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import structlog
 import uvloop
@@ -106,6 +107,11 @@ class KeptEngine:
             return decode_config(prepare.config)
         config = load_config(prepare.source.path, prepare.source.options)
         await check_server(self._system, config)
+        if config.record.recover:
+            from eventlm.engine.recovery.recover import check_readable, spool_folder
+
+            folder = spool_folder(self._system, config.record.recover)
+            check_readable(self._system.disk, Path(config.record.folder), folder)
         return config
 
     async def _serve(self, prepare: Prepare, config: Config) -> None:

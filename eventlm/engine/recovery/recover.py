@@ -9,17 +9,21 @@ from typing import NamedTuple
 
 import msgspec
 import structlog
+from msgspec import structs
 
 from eventlm.bus.bus import Bus
-from eventlm.bus.run_folder import LATEST_NAME, TRACE_NAME, closed_segments, runs
-from eventlm.bus.segment_file import Extent, SegmentFile
+from eventlm.bus.run_folder import LATEST_NAME, TRACE_NAME, newest_run, runs
+from eventlm.bus.segment_file import Extent
 from eventlm.bus.segment_reader import SegmentReader
 from eventlm.bus.spool import first_frame, has_lost, read_frames, remove_spool, spool_name
+from eventlm.core.carrying import read_carried
 from eventlm.core.core import Core
 from eventlm.core.state.sequence import State
-from eventlm.engine.live_requests import LiveRequests, Sink
-from eventlm.engine.recovery.replay import LOST_TOKEN, CutError, ReplayedCore, ignore_output, lost_request
-from eventlm.engine.request_registry import RequestRegistry
+from eventlm.core.state.snapshot import StateSnapshot
+from eventlm.engine.live_requests import LiveRequests, ignore_output
+from eventlm.engine.recovery.dead_run import ATTEMPT, CarriedRequests, DeadRun, Followers, RecoveredRun
+from eventlm.engine.recovery.replay import LOST_TOKEN, CutError, ReplayedCore, lost_request
+from eventlm.engine.request_spool import kept_replies
 from eventlm.engine.spool.records import (
     SPOOL_FORMAT,
     DrainRecords,
@@ -31,27 +35,16 @@ from eventlm.engine.spool.records import (
     SpoolHead,
     decode_frame,
 )
-from eventlm.errors import EventLMError, TraceCorruptError, UsageError
+from eventlm.errors import EventLMError, TraceCorruptError, TraceVersionError, UsageError
 from eventlm.events import Header, Snapshot
-from eventlm.metrics.rows import EndedRows
-from eventlm.metrics.store import MetricsStore
-from eventlm.system.clock import Clock
+from eventlm.events.codec import FACT_TAGS
 from eventlm.system.disk import Disk, WritableFile
 from eventlm.system.system import System
 
 #: How often it is tried to recover a run. What makes an engine die may come back with it.
 MAX_ATTEMPTS = 2
-_ATTEMPT = "attempt-"
 
 log = structlog.get_logger("eventlm.engine")
-
-
-class Followers(NamedTuple):
-    """What follows a run beside its core."""
-
-    registry: RequestRegistry
-    metrics: MetricsStore
-    rows: EndedRows
 
 
 class RunBuilder(NamedTuple):
@@ -62,77 +55,13 @@ class RunBuilder(NamedTuple):
     followers: Callable[[], Followers]
 
 
-class RecoveredRun(NamedTuple):
-    """A run as its last engine left it. The file of its last segment is locked.
-
-    end: as far as the file was followed. damaged: requests of which something is lost.
-    cut: why the log was not followed to its end; empty if it was. has_loss: it lacks outputs that were seen, perhaps.
+class Takeover(NamedTuple):
+    """How an engine can take over from a run. builder: follows its log, by its own limits; None if this engine has
+    other plug-ins, or is another version. goes_on: whether it then goes on with the run itself.
     """
 
-    folder: Path
-    spool_folder: Path
-    file: WritableFile
-    end: Extent
-    header: Header
-    head: SpoolHead
-    core: Core
-    live: LiveRequests
-    followers: Followers
-    damaged: set[int]
-    cut: str
-    has_loss: bool
-
-    @property
-    def epochs(self) -> list[int]:
-        """By its number, the epoch of each replica's next worker. One more may have come up whose fact is lost."""
-        return [replica.epoch + 2 for replica in self.core.state.replicas]
-
-    def last_segment(self, disk: Disk) -> SegmentFile:
-        """The last segment. What follows its end is cut off, and kept in files of their own. Raises OSError."""
-        path = self.folder / TRACE_NAME
-        for segment in closed_segments(self.folder, disk):
-            # A power failure has kept its name, and not that of the one that came after it.
-            if segment.first_s > self.header.s:
-                disk.rename(segment.path, self.folder / f"cut-{segment.path.name}")
-        with contextlib.closing(disk.open(path)) as file:
-            file.seek(self.end.num_bytes)
-            if rest := file.read(-1):
-                path_aside = self.folder / f"cut-{self.core.next_seq:012}"
-                # Of an engine that died here.
-                disk.unlink(path_aside)
-                aside = disk.create(path_aside)
-                aside.write(rest)
-                aside.sync()
-                aside.close()
-        self.file.truncate(self.end.num_bytes)
-        self.file.sync()
-        return SegmentFile(disk, path, first_s=self.header.s, file=self.file, written=self.end)
-
-    def origin_ns(self, clock: Clock) -> int:
-        """The time on this host's monotonic clock at which the run's clock is 0."""
-        if self._is_same_boot(clock):
-            return self.head.origin_ns
-        # The wall clock may have been set back.
-        now_ns = max(clock.unix_ns() - int(self.header.unix_start_ns), self.core.state.now_ns + 1)
-        return clock.monotonic_ns() - now_ns
-
-    def forget_attempts(self, disk: Disk) -> None:
-        """It goes on, or does not for a reason that has nothing to do with it."""
-        with contextlib.suppress(OSError):
-            for name in disk.list(self.spool_folder):
-                if name.startswith(_ATTEMPT):
-                    disk.unlink(self.spool_folder / name)
-
-    def may_lack_outputs(self, clock: Clock) -> bool:
-        """Whether clients may have seen what the log does not have."""
-        return self.has_loss or not (self.head.outputs_wait_for_syncs or self._is_same_boot(clock))
-
-    def reason(self, clock: Clock) -> str:
-        """Why the engine before has ended, as far as that can be seen."""
-        return "process" if self._is_same_boot(clock) else "reboot"
-
-    def _is_same_boot(self, clock: Clock) -> bool:
-        return bool(self.head.boot_id) and self.head.boot_id == clock.boot_id()
+    builder: RunBuilder | None
+    goes_on: bool
 
 
 def spool_folder(system: System, recover: str) -> Path:
@@ -152,6 +81,29 @@ def check_spool_folder(disk: Disk, folder: Path) -> None:
         raise UsageError(f"--recover: cannot use {folder}: {error.strerror}; choose another folder") from error
 
 
+def check_readable(disk: Disk, record_folder: Path, spool_folder: Path) -> None:
+    """Check that an engine of this version can take over from the newest run of a folder. Raises EventLMError."""
+    run = newest_run(record_folder, disk)
+    if run is None:
+        return
+    name = disk.resolve(run).name
+    try:
+        with _reading(disk, run):
+            head = decode_frame(first_frame(disk, spool_folder / name))
+        if isinstance(head, SpoolHead):
+            _check_format(head, spool_folder / name)
+    except (TraceCorruptError, TraceVersionError, msgspec.DecodeError) as error:
+        raise UsageError(
+            f"this version of eventlm cannot go on with the requests of the run {name}; stop the server, which lets "
+            f"them finish, and start it: {error}"
+        ) from error
+
+
+def _check_format(head: SpoolHead, path: Path) -> None:
+    if head.format != SPOOL_FORMAT:
+        raise UsageError(f"{path} has the format {head.format}, and this version reads {SPOOL_FORMAT}")
+
+
 class _Spool(NamedTuple):
     """The frames of a spool. records: by the facts that they belong to."""
 
@@ -167,18 +119,18 @@ def recover(
     spool_folder: Path,
     *,
     is_own: Callable[[Header], bool],
-    builder_of: Callable[[Header], RunBuilder | None],
+    takeover_of: Callable[[Header], Takeover],
     on_lost: Callable[[Path], None] = lambda spool: None,
-) -> RecoveredRun | None:
-    """The newest of a server's runs in a folder, if an engine can go on with it; else None.
+) -> RecoveredRun | CarriedRequests | None:
+    """The newest of a server's runs in a folder, if an engine can go on with it or with its requests; else None.
 
-    is_own: whether a run is the server's. builder_of: None for the run of an engine with other limits or plug-ins.
-    on_lost: called with a spool that is of no use any more once another run has begun.
+    is_own: whether a run is the server's. on_lost: called with a spool that is of no use any more once another run has
+    begun.
 
     A run that has ended in order, or that another process writes, is none. Damage costs the requests that it touches.
     Spools of older runs are removed, and so is one that could not be recovered MAX_ATTEMPTS times.
     """
-    recovered: RecoveredRun | None = None
+    recovered: RecoveredRun | CarriedRequests | None = None
     is_newest = True
     _remove_orphans(disk, spool_folder)
     # By their names alone, a clock that was set back would make an older one the newest.
@@ -199,7 +151,7 @@ def recover(
                 continue
             stack.callback(file.close)
             if is_newest and disk.status(spool) is not None:
-                recovered = _try_to_recover(disk, folder, spool, file, builder_of)
+                recovered = _try_to_recover(disk, folder, spool, file, takeover_of)
                 if recovered is not None:
                     stack.pop_all()
                 else:
@@ -221,16 +173,16 @@ def _remove_orphans(disk: Disk, spool_folder: Path) -> None:
 
 
 def _try_to_recover(
-    disk: Disk, folder: Path, spool: Path, file: WritableFile, builder_of: Callable[[Header], RunBuilder | None]
-) -> RecoveredRun | None:
+    disk: Disk, folder: Path, spool: Path, file: WritableFile, takeover_of: Callable[[Header], Takeover]
+) -> RecoveredRun | CarriedRequests | None:
     """None for a run that has ended in order, or that cannot be recovered."""
     num_attempts = 0
     try:
-        num_attempts = sum(name.startswith(_ATTEMPT) for name in disk.list(spool))
+        num_attempts = sum(name.startswith(ATTEMPT) for name in disk.list(spool))
         if num_attempts == MAX_ATTEMPTS:
             raise UsageError(f"{MAX_ATTEMPTS} attempts have failed; its requests are lost")
-        disk.create(spool / f"{_ATTEMPT}{num_attempts + 1}").close()
-        recovered = _recover(disk, folder, spool, file, builder_of)
+        disk.create(spool / f"{ATTEMPT}{num_attempts + 1}").close()
+        recovered = _recover(disk, folder, spool, file, takeover_of)
     except (EventLMError, OSError) as error:
         log.error("a run cannot be recovered", run=folder.name, error=str(error))
         if num_attempts == MAX_ATTEMPTS:
@@ -259,21 +211,21 @@ def _recover(
     folder: Path,
     spool_folder: Path,
     file: WritableFile,
-    builder_of: Callable[[Header], RunBuilder | None],
-) -> RecoveredRun | None:
+    takeover_of: Callable[[Header], Takeover],
+) -> RecoveredRun | CarriedRequests | None:
     with _reading(disk, folder) as reader:
-        header = reader.header
-        builder = builder_of(header)
-        if builder is None:
-            raise UsageError("it has other limits or plug-ins than this engine; its requests are lost")
         if _has_ended(reader):
             return None
+        header = reader.header
+        takeover = takeover_of(header)
+        if takeover.builder is None:
+            return _read_handed_over(disk, reader, folder, spool_folder, file)
         until: int | None = None
         cut, has_loss = "", has_lost(disk, spool_folder)
         while True:
             # Anew each time: what is restored goes on to change.
             spool = _read_spool(disk, spool_folder, header)
-            replayed, followers = _begin(reader, header, spool, builder)
+            replayed, followers = _begin(reader, header, spool, takeover.builder)
             try:
                 end = _follow(reader, replayed, until)
             except CutError as error:
@@ -284,20 +236,60 @@ def _recover(
             break
     for reply_id in spool.dropped:
         followers.registry.forget(reply_id)
-    return RecoveredRun(
-        folder,
-        spool_folder,
-        file,
-        end,
-        header,
-        spool.head,
-        replayed.core,
-        replayed.live,
-        followers,
-        replayed.damaged,
-        cut,
-        has_loss or bool(replayed.damaged),
+    left = DeadRun(
+        folder=folder,
+        spool_folder=spool_folder,
+        file=file,
+        header=header,
+        head=spool.head,
+        end=end,
+        now_ns=replayed.core.state.now_ns,
+        damaged=replayed.damaged,
+        cut=cut,
+        has_loss=has_loss or bool(replayed.damaged),
     )
+    if takeover.goes_on:
+        return RecoveredRun(**structs.asdict(left), core=replayed.core, live=replayed.live, followers=followers)
+    state, replies = read_carried(replayed.core.snapshot()), kept_replies(replayed.live, followers.registry)
+    return CarriedRequests(**structs.asdict(left), state=state, replies=replies)
+
+
+def _read_handed_over(
+    disk: Disk, reader: SegmentReader, folder: Path, spool_folder: Path, file: WritableFile
+) -> CarriedRequests:
+    """What an engine has left that handed over, so that nothing follows its last snapshot. Raises UsageError if it
+    died.
+    """
+    header, has_facts = reader.header, False
+    for line in reader:
+        has_facts |= line.tag in FACT_TAGS
+        end = Extent(line.number, reader.position, reader.last_h)
+    if has_facts or not header.s:
+        raise UsageError(
+            "it has other plug-ins than this engine, or is of another version of eventlm, and its engine died; its "
+            "requests are lost"
+        )
+    spool, state = _read_spool(disk, spool_folder, header), read_carried(_snapshot(reader))
+    kept = [each for reply in spool.replies for each in reply.live]
+    damaged = state.arrivals.keys() - {each.seq for each in kept if not _lacks_tokens(each)}
+    return CarriedRequests(
+        folder=folder,
+        spool_folder=spool_folder,
+        file=file,
+        header=header,
+        head=spool.head,
+        end=end,
+        now_ns=state.now_ns,
+        damaged=damaged,
+        has_loss=bool(damaged) or has_lost(disk, spool_folder),
+        state=state,
+        replies=spool.replies,
+    )
+
+
+def _lacks_tokens(kept: KeptRequest) -> bool:
+    """Whether its engine died before it could end it, after tokens of it had been lost."""
+    return any(LOST_TOKEN in sequence.token_ids for sequence in kept.sequences)
 
 
 def _read_spool(disk: Disk, folder: Path, header: Header) -> _Spool:
@@ -321,8 +313,8 @@ def _read_spool(disk: Disk, folder: Path, header: Header) -> _Spool:
             case DrainRecords(found):
                 dropped.update(each.reply_id for each in found if isinstance(each, DropRecord))
                 records |= {each.s: each for each in found if not isinstance(each, DropRecord)}
-    if head is not None and head.format != SPOOL_FORMAT:
-        raise UsageError(f"{path} has the format {head.format}, and this version reads {SPOOL_FORMAT}")
+    if head is not None:
+        _check_format(head, path)
     if head is None or head.run != header.run or head.first_s != header.s:
         raise TraceCorruptError(f"{path} is damaged where it begins; none of its requests can go on")
     return _Spool(head, replies, records, dropped)
@@ -330,20 +322,19 @@ def _read_spool(disk: Disk, folder: Path, header: Header) -> _Spool:
 
 def _begin(reader: SegmentReader, header: Header, spool: _Spool, builder: RunBuilder) -> tuple[ReplayedCore, Followers]:
     """What was there when the segment began."""
-    core = builder.core(header, _snapshot(reader) if header.s else None)
+    snapshot = _snapshot(reader) if header.s else None
+    core = builder.core(header, snapshot)
     live, followers = builder.live(header, spool.head), builder.followers()
     bus = Bus(next_s=header.s, on_broken=_report_broken)
+    if snapshot is not None:
+        launches = [launched for worker in spool.head.workers for launched in worker.launches]
+        followers.metrics.take_up(header, msgspec.json.decode(snapshot, type=StateSnapshot), launches)
     bus.attach(followers.metrics.apply)
     replayed = ReplayedCore(header, core, live, followers.registry, spool.records, bus=bus, rows=followers.rows)
     for kept in spool.replies:
-        sinks: list[Sink] = [ignore_output] * len(kept.live)
-        if kept.submission is not None:
-            of_requests = dict(zip(kept.requests, followers.registry.restore(kept, kept.submission), strict=True))
-            sinks = [of_requests[each.seq] for each in kept.live]
-        for each, sink in zip(kept.live, sinks, strict=True):
+        for each, sink in zip(kept.live, followers.registry.restore(kept), strict=True):
             live.restore(each, sink)
-            if any(LOST_TOKEN in sequence.token_ids for sequence in each.sequences):
-                # The engine before died before it could end the request.
+            if _lacks_tokens(each):
                 replayed.damaged.add(each.seq)
     for worker in spool.head.workers:
         live.restore_worker(worker)

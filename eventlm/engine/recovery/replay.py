@@ -17,8 +17,8 @@ from eventlm.engine.backend import AttemptId
 from eventlm.engine.backends.answers import Answer
 from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.group_admission import reply_with_sinks
-from eventlm.engine.live_requests import LiveRequests, Sink
-from eventlm.engine.request import Request, RequestOutput
+from eventlm.engine.live_requests import LiveRequests, Sink, ignore_output
+from eventlm.engine.request import Request
 from eventlm.engine.request_registry import RequestRegistry
 from eventlm.engine.spool.loose_edge import LooseEdge
 from eventlm.engine.spool.records import (
@@ -30,7 +30,7 @@ from eventlm.engine.spool.records import (
     Record,
     StepRecord,
 )
-from eventlm.errors import EventLMError, InvariantError
+from eventlm.errors import InvariantError
 from eventlm.events import (
     Arrived,
     Decision,
@@ -263,7 +263,3 @@ def _ship_nothing(launched: Launched, body: bytes, payload: StepPayload) -> None
 
 def _raise(requests: list[int], error: Exception) -> None:
     raise error
-
-
-def ignore_output(output: RequestOutput | EventLMError) -> None:
-    """The sink of a request that nobody can ask for any more."""

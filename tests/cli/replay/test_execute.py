@@ -61,7 +61,7 @@ def test_a_killed_server_recorded_no_text_and_lost_no_token(start_server: StartS
     done = subprocess.run(command("replay", str(folder), "--execute"), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " re-executed, identical (37 requests)" in done.stdout
-    assert "the run was killed after event" in done.stderr
+    assert "its engine was killed or replaced after event" in done.stderr
 
 
 def test_a_mismatch_has_its_place_and_its_code(run: Path, run_here: RunHere) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eventlm.events import Arrived, Recovered
+from eventlm.events import Arrived, Finished, Recovered
 from tests.cli.serve.kept_front_ends import SLOW, OneConnection, ServerWithKeptFrontEnds
 from tests.processes import is_running, until, wait_until
 from tests.serving import Trace, fake_text, verified
@@ -71,6 +71,30 @@ async def test_no_connection_is_lost_when_an_engine_is_killed_and_another_restar
     assert server.front_ends == front_ends
     trace = stopped(server, 2)
     assert sorted(int(event.seed) for event in trace.of(Arrived)) == list(range(NUM_STREAMS + NUM_WHOLE))
+
+
+async def test_no_connection_is_lost_when_limits_and_plugins_change(tmp_path: Path) -> None:
+    config = tmp_path / "eventlm.toml"
+    config.write_text("[scheduler]\nmax_num_seqs = 16\n")
+    with serving(tmp_path, *SLOW, "--config", str(config)) as server:
+        clients = make_clients(server)
+        running = asyncio.gather(*(client.run() for client in clients))
+        runs = [server.trace.parent.resolve()]
+        settings = ("max_num_seqs = 4", "max_num_seqs = 4\npolicy = { type = 'edf' }")
+        for number, changed in enumerate(settings, start=1):
+            await until(lambda least=20 * number: sum(len(each.text) > least for each in clients) >= 4)
+            config.write_text(f"[scheduler]\n{changed}\n")
+            server.process.send_signal(signal.SIGUSR2)
+            await asyncio.to_thread(server.wait_for, "ready", number + 1)
+            runs.append(server.trace.parent.resolve())
+        await running
+        for client in clients:
+            client.check()
+        stopped(server, 1)
+    traces = [verified(run) for run in runs]
+    followed = [[(each.reason, each.run) for each in trace.of(Recovered)] for trace in traces]
+    assert followed == [[], [("restart", runs[0].name)], [("restart", runs[1].name)]]
+    assert sum(len(trace.of(Finished)) for trace in traces) == len(clients)
 
 
 async def test_new_requests_wait_for_the_next_engine(server: ServerWithKeptFrontEnds) -> None:

@@ -24,7 +24,8 @@ from eventlm.engine.block_names import PAIRS_PER_BLOCK, BlockNames
 from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.group_admission import reply_with_sinks
 from eventlm.engine.live_requests import LiveRequests, ServedModel
-from eventlm.engine.recovery.recover import Followers, RecoveredRun, RunBuilder, recover
+from eventlm.engine.recovery.dead_run import CarriedRequests, Followers, RecoveredRun
+from eventlm.engine.recovery.recover import RunBuilder, Takeover, recover
 from eventlm.engine.request import EngineUnavailableError, RequestOutput, Submission, TakenOver
 from eventlm.engine.request_registry import Reply, RequestRegistry
 from eventlm.engine.request_spool import RequestSpool
@@ -298,9 +299,12 @@ class CrashingSimulation(Simulation):
     def recover(self) -> RecoveredRun | None:
         """What another engine finds."""
         runs, spool = self.folder / "runs", self.folder / "spool"
-        return recover(SYSTEM_DISK, runs, spool, is_own=lambda header: True, builder_of=self.builder_of)
+        found = recover(SYSTEM_DISK, runs, spool, is_own=lambda header: True, takeover_of=self.takeover_of)
 
-    def builder_of(self, header: Header) -> RunBuilder:
+        assert not isinstance(found, CarriedRequests)
+        return found
+
+    def takeover_of(self, header: Header) -> Takeover:
         def make_the_core(header: Header, snapshot: bytes | None) -> Core:
             _, core = make_core(self.machine)
             if snapshot is None:
@@ -309,7 +313,7 @@ class CrashingSimulation(Simulation):
             first = core.state.replicasets[0]
             return Core.restored(first.config, first.plugins, snapshot, others)
 
-        return RunBuilder(make_the_core, self._make_live, self._make_followers)
+        return Takeover(RunBuilder(make_the_core, self._make_live, self._make_followers), goes_on=True)
 
     def _make_live(self, header: Header, head: SpoolHead) -> LiveRequests:
         names = [

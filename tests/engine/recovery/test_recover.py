@@ -215,7 +215,7 @@ def test_a_spool_of_another_format_is_not_read(tmp_path: Path) -> None:
     assert isinstance(decoded, SpoolHead)
     spool.unlink()
     writer = SpoolWriter(SYSTEM_DISK, spool.parent)
-    writer.prepare([encode_frame(structs.replace(decoded, format=SPOOL_FORMAT + 1)), *others])
+    writer.prepare(0, [encode_frame(structs.replace(decoded, format=SPOOL_FORMAT + 1)), *others])
     assert writer.flush() is None
     writer.close()
     assert simulation.recover() is None

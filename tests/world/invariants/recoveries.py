@@ -14,8 +14,10 @@ from eventlm.bus.recorder import ThreadedRecorder
 from eventlm.bus.run_folder import TRACE_NAME
 from eventlm.bus.segment_reader import SegmentReader
 from eventlm.bus.spool import read_frames, spool_name
-from eventlm.engine.recovery.recover import MAX_ATTEMPTS, RecoveredRun, spool_folder
+from eventlm.engine.recovery.dead_run import RecoveredRun
+from eventlm.engine.recovery.recover import MAX_ATTEMPTS, spool_folder
 from eventlm.engine.request import FinishedOutput, RequestOutput
+from eventlm.engine.request_spool import kept_replies
 from eventlm.engine.spool.records import ArrivalRecord, DrainRecords, KeptReply, SpoolHead, StepRecord, decode_frame
 from eventlm.errors import InvariantError
 from eventlm.events import Snapshot
@@ -120,7 +122,10 @@ class Recoveries:
             return None
         with contextlib.suppress(InvariantError):
             return _Remains(
-                core.core.next_seq, _comparable(core.core.snapshot()), core._spool.kept(), core.live.keep_names()
+                core.core.next_seq,
+                _comparable(core.core.snapshot()),
+                kept_replies(core.live, engine.registry),
+                core.live.keep_names(),
             )
         return None
 
