@@ -38,6 +38,13 @@ def children(pid: int) -> list[int]:
     return []
 
 
+def command_line(pid: int) -> bytes:
+    """With a zero byte after each argument; empty if there is no such process."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 def is_running(pid: int) -> bool:
     """Whether there is such a process and it is not a zombie."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):

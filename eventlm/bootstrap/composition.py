@@ -46,7 +46,7 @@ from eventlm.models.transformers_model import TransformersModel, check_files
 from eventlm.models.weights.find_weights import find_weights
 from eventlm.models.weights.matrix_types import gpu_types, matrix_types
 from eventlm.sampling_params import SamplingParams
-from eventlm.system.system import real_system
+from eventlm.system.system import System, real_system
 from eventlm.telemetry.endpoint import headers_of, traces_url
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.tokenizer import Tokenizer
@@ -82,14 +82,18 @@ def compose(
     tokenizer_folder: str = "",
     all_sets: bool = False,
     backends: Mapping[str, AskedSet] = MappingProxyType({}),
+    system: System | None = None,
 ) -> Composition:
     """Find the model, size the cache, resolve the plug-ins. Everything that can be wrong is found before a start.
 
     `tokenizer_folder`, if given, has the tokenizer to be used in place of the model's own, which need not be there.
     all_sets: of a configuration with several replicasets, make all of them and not the first alone. backends: what
-    `ask_backends` has found. Raises UsageError, CheckpointError or PullError.
+    `ask_backends` has found. system: what the engine runs on; None: this host. Raises UsageError, CheckpointError or
+    PullError.
     """
-    engine, warnings = compose_engine(config, tokenizer_folder=tokenizer_folder, all_sets=all_sets, backends=backends)
+    engine, warnings = compose_engine(
+        config, tokenizer_folder=tokenizer_folder, all_sets=all_sets, backends=backends, system=system
+    )
     first, *others = [load_text(setup.model, setup.config.model.model_impl, setup.tokenizer) for setup in engine.setups]
     return Composition(
         engine,
@@ -111,6 +115,7 @@ def compose_engine(
     tokenizer_folder: str = "",
     all_sets: bool = False,
     backends: Mapping[str, AskedSet] = MappingProxyType({}),
+    system: System | None = None,
 ) -> tuple[InferenceEngine, list[str]]:
     """As `compose`, without a tokenizer: an engine that has not been started, and warnings for the user."""
     _check_record(config.record)
@@ -160,7 +165,7 @@ def compose_engine(
         recorded = dict(zip([each.name for each in setups[1:]], further, strict=True))
         setups[0] = structs.replace(setups[0], config=structs.replace(setups[0].config, replicasets=recorded))
     check_room_for_workers(list(configs.values()))
-    engine = InferenceEngine(setups[0], real_system(), setups[1:])
+    engine = InferenceEngine(setups[0], system or real_system(), setups[1:])
     if all_sets:
         check_model_rules(config.models, engine.model_names, [*config.classes])
     return engine, warnings

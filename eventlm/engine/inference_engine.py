@@ -79,6 +79,7 @@ from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, CacheInfo, EngineM
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.rows import EndedRows
 from eventlm.metrics.store import MetricsStore
+from eventlm.system.left_process import LeftProcess
 from eventlm.system.system import System
 from eventlm.telemetry.endpoint import traces_url
 from eventlm.telemetry.exporter import SpanExporter
@@ -125,6 +126,8 @@ class InferenceEngine:
         self._lost_spools: list[Path] = []
         #: Why the engine before has ended, in words, if that is known.
         self.follows = ""
+        #: Its workers, if they outlive it.
+        self.left_workers: Sequence[LeftProcess] = ()
         #: Its requests of which something is lost, with all others of their replies.
         self._damaged: set[int] = set()
         #: Whether edges of such a run may have lived on and come back; then `edges_have_left` must be called.
@@ -276,6 +279,11 @@ class InferenceEngine:
         return self._replicas.worker_pids
 
     @property
+    def lasting_workers(self) -> list[LeftProcess]:
+        """Those that another engine could take over from this one."""
+        return self._replicas.left
+
+    @property
     def rank_pids(self) -> list[list[int]]:
         """Process ids of the ranks of each replica; none for a replica without a worker."""
         return self._replicas.rank_pids
@@ -328,6 +336,7 @@ class InferenceEngine:
             started = await self._replicas.start(
                 must_measure=[self._left is None and each.must_measure for each in predictors],
                 spawned=spawned,
+                left=self.left_workers,
                 on_progress=on_progress,
             )
             self.setups = [setup for setup, _ in started]

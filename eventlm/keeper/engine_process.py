@@ -14,6 +14,7 @@ from eventlm.keeper.protocol import (
     EndFrontEnd,
     EngineBeat,
     EnginePrepared,
+    EngineWorkers,
     Prepare,
     RestartRequest,
     Serving,
@@ -23,6 +24,7 @@ from eventlm.keeper.protocol import (
     encode,
 )
 from eventlm.system.frames import FrameConnection
+from eventlm.system.left_process import LeftProcess
 from eventlm.system.paired_process import spawn_paired
 from eventlm.system.processes import Process
 from eventlm.system.system import System
@@ -57,6 +59,8 @@ class EngineProcess:
         self._on_end_front_end = on_end_front_end
         self._connection: FrameConnection | None = None
         self._lost: asyncio.Future[None] = loop.create_future()
+        #: The workers that it would leave to another one; None before it has any.
+        self.workers: list[LeftProcess] | None = None
         self._num_beats = 0
         #: Why it was killed.
         self._killed_for = ""
@@ -161,6 +165,8 @@ class EngineProcess:
             case EnginePrepared():
                 self.config = message.config
                 self.prepared.set_result(message)
+            case EngineWorkers():
+                self.workers = message.workers
             case Serving():
                 self.serving.set_result(None)
             case StartFailed():

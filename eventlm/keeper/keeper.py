@@ -26,6 +26,7 @@ from eventlm.keeper.protocol import (
     encode,
     kept_options,
 )
+from eventlm.system.left_process import LeftProcess
 from eventlm.system.listening_sockets import bind_sockets
 from eventlm.system.passed_sockets import PassedSockets
 from eventlm.system.system import System
@@ -80,6 +81,8 @@ class Keeper:
         #: All that have not ended.
         self._processes: dict[EngineProcess, None] = {}
         self._engine: EngineProcess | None = None
+        #: Workers of the engine before, which the next one takes over or ends.
+        self._workers: list[LeftProcess] = []
         self._standby: EngineProcess | None = None
         #: What takes over when the present engine hands over, or dies.
         self._next: EngineProcess | None = None
@@ -128,6 +131,7 @@ class Keeper:
                 await each.kill()
             if self._front_ends is not None:
                 await self._front_ends.close()
+            self._workers = []
             await self._end_orphans()
             for bound in self._sockets:
                 bound.close()
@@ -160,7 +164,7 @@ class Keeper:
         numbers = [] if self._front_ends is None else self._front_ends.numbers
         if self._front_ends is not None and not numbers:
             raise KeeperError("no front end is left; see the log above for why they ended")
-        engine.send(TakeOver(follows, numbers, self._address))
+        engine.send(TakeOver(follows, numbers, self._address, self._workers))
         started = self._do(self._after_start(engine))
         worker = self._worker
         await engine.watch(
@@ -171,6 +175,8 @@ class Keeper:
         )
         started.cancel()
         self._has_served |= engine.is_serving
+        if engine.workers is not None:
+            self._workers = engine.workers
         await self._end_orphans()
 
     async def _end_orphans(self) -> None:
@@ -178,7 +184,7 @@ class Keeper:
         async with self._spawning:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ORPHANS_SECONDS):
-                    spawned = {each.pid for each in self._processes}
+                    spawned = {each.pid for each in (*self._processes, *self._workers)}
                     if self._front_ends is not None:
                         spawned |= self._front_ends.pids
                     await self._system.processes.end_orphans(spawned)

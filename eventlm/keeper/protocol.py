@@ -15,8 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.config import Config
+from eventlm.system.left_process import LeftProcess
 
-VERSION = 1
+VERSION = 2
 
 
 class ConfigSource(Struct, frozen=True):
@@ -41,7 +42,7 @@ class Prepare(Struct, frozen=True, kw_only=True, tag="prepare"):
 
 class TakeOver(Struct, frozen=True, tag="take_over"):
     """Serve. follows: why the engine before has ended, in words; empty if there was none. front_ends: the numbers of
-    those that the keeper has sockets for. address: where they listen.
+    those that the keeper has sockets for. address: where they listen. workers: those that the engine before has left.
 
     The engine passes the keeper a socket for each front end, with its number. It is connected to the front end's
     process, which is started if there is none. The keeper answers `FrontEndRuns`.
@@ -50,6 +51,7 @@ class TakeOver(Struct, frozen=True, tag="take_over"):
     follows: str
     front_ends: list[int] = []
     address: tuple[str, int] = ("", 0)
+    workers: list[LeftProcess] = []
 
 
 class KeeperSignal(Struct, frozen=True, tag="signal"):
@@ -98,6 +100,12 @@ class Serving(Struct, frozen=True, tag="serving"):
     """It takes requests."""
 
 
+class EngineWorkers(Struct, frozen=True, tag="workers"):
+    """Its workers, as far as another engine could take them over."""
+
+    workers: list[LeftProcess]
+
+
 class EngineBeat(Struct, frozen=True, tag="heartbeat"):
     """It is alive."""
 
@@ -123,7 +131,7 @@ class EndFrontEnd(Struct, frozen=True, tag="end_front_end"):
 
 
 ToEngine = Union[Prepare, TakeOver, KeeperSignal, HandOver, RestartAnswer, FrontEndRuns, FrontEndEnded]  # noqa: UP007
-FromEngine = Union[EnginePrepared, Serving, EngineBeat, StartFailed, RestartRequest, EndFrontEnd]  # noqa: UP007
+FromEngine = Union[EnginePrepared, Serving, EngineWorkers, EngineBeat, StartFailed, RestartRequest, EndFrontEnd]  # noqa: UP007
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

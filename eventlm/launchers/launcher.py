@@ -67,11 +67,14 @@ class ReportedProcess(RankProcess, Protocol):
 
 
 class StartedRank(NamedTuple):
-    """A process that waits for its setup. host: where it runs; empty: on this host, whose clock it has."""
+    """A process that waits for its setup. host: where it runs; empty: on this host, whose clock it has. epoch: of the
+    engine that had it before; 0: it has had none.
+    """
 
     pipe: ParentPipe
     process: RankProcess
     host: str = ""
+    epoch: int = 0
 
 
 class StartedRanks(Protocol):

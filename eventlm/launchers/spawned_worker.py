@@ -30,6 +30,7 @@ async def spawn_worker(system: System, *libraries: str) -> StartedRank:
             "eventlm.worker.process",
             *pipe.addresses,
             str(processes.pid),
+            str(processes.keeper_pid),
             *libraries,
             # What a library prints is no output of this program, and is logged like its other lines.
             stdout=asyncio.subprocess.PIPE,

@@ -12,6 +12,8 @@ from eventlm.system.remote_ends import RemoteEnds
 
 #: How long a process that ends tries to get rid of what it has sent.
 LINGER_MS = 1000
+#: How often a process tries to reach its parent.
+RECONNECT_MS = 10
 #: How often a process looks for a message where it waits for less than ZeroMQ counts in.
 _POLL_NS = 50_000
 _MS_NS = 1_000_000
@@ -81,6 +83,8 @@ class ZmqChildPipe:
         """As ChildPipe.sender."""
         socket = self._context.socket(zmq.PUSH)
         socket.set(zmq.LINGER, LINGER_MS)
+        # Another parent may take the place of the first.
+        socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         if self._ends is not None:
             self._ends.protect(socket)
         socket.connect(self._addresses[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -15,19 +16,24 @@ PipeError = zmq.ZMQError
 
 
 class ZmqParentPipe:
-    """As `ParentPipe`.
+    """As `ParentPipe`. addresses: of the pipe to a child whose parent has died.
 
     The child binds its inbox: a socket that connects takes messages before there is a peer, while one that is bound
     would block until then, for ever if the child dies first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, addresses: tuple[str, str] | None = None) -> None:
         with contextlib.ExitStack() as stack:
             self._to_child: zmq.Socket[bytes] = stack.enter_context(zmq.Context.instance().socket(zmq.PUSH))
             self._from_child = stack.enter_context(zmq.asyncio.Context.instance().socket(zmq.PULL))
-            # Mode 0700, so that no other user can reach the sockets in it.
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eventlm-")))
-            self.addresses = (f"ipc://{folder / 'in'}", f"ipc://{folder / 'out'}")
+            if addresses is None:
+                # Mode 0700, so that no other user can reach the sockets in it.
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eventlm-")))
+                addresses = (f"ipc://{folder / 'in'}", f"ipc://{folder / 'out'}")
+            else:
+                folder = Path(addresses[0].removeprefix("ipc://")).parent
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            self.addresses = addresses
             for end in (self._to_child, self._from_child):
                 end.set(zmq.LINGER, 0)
                 end.set_hwm(0)

@@ -97,6 +97,12 @@ class Pipes(Protocol):
         """A new pipe. Raises OSError or `eventlm.system.parent_pipe.PipeError`."""
         ...
 
+    def reopen(self, addresses: tuple[str, str]) -> ParentPipe:
+        """The parent's end of a pipe whose parent has died, on this host. Messages to that one may still come. Raises
+        as `open`.
+        """
+        ...
+
     def open_child(self, inbox: str, outbox: str, ends: RemoteEnds | None = None) -> ChildPipe:
         """The child's end of the pipe that has these addresses. ends: of one whose parent is on another host."""
         ...
@@ -117,6 +123,12 @@ class SystemPipes:
         from eventlm.system.parent_pipe import ZmqParentPipe
 
         return ZmqParentPipe()
+
+    def reopen(self, addresses: tuple[str, str]) -> ParentPipe:
+        """As Pipes.reopen."""
+        from eventlm.system.parent_pipe import ZmqParentPipe
+
+        return ZmqParentPipe(addresses)
 
     def open_child(self, inbox: str, outbox: str, ends: RemoteEnds | None = None) -> ChildPipe:
         """As Pipes.open_child."""

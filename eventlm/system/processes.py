@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 if TYPE_CHECKING:
     import asyncio
 
+    from eventlm.system.left_process import AdoptedProcess
+
 
 _PAGE_BYTES = resource.getpagesize()
 #: How often a process looks whether its parent lives.
@@ -83,8 +85,27 @@ class Processes(Protocol):
         """The id of the process that started this one; of another one once that has ended."""
         ...
 
+    @property
+    def keeper_pid(self) -> int:
+        """The id of the process that becomes the parent of what this one leaves, until another one takes its place; 0:
+        there is none.
+        """
+        ...
+
     async def orphaned(self, parent_pid: int) -> None:
         """Block this thread until this process has another parent than that one."""
+        ...
+
+    def is_running(self, pid: int) -> bool:
+        """Whether there is a process with this id."""
+        ...
+
+    def adopt(self, pid: int) -> AdoptedProcess:
+        """A process that is left of one that has died. Raises OSError if it is gone."""
+        ...
+
+    def print_to(self, pid: int) -> None:
+        """Let what this process prints go where that one's errors go, and nowhere if that cannot be."""
         ...
 
     def adopt_orphans(self) -> None:
@@ -123,7 +144,15 @@ class Processes(Protocol):
 
 
 class SystemProcesses:
-    """Processes of the host."""
+    """Processes of the host. is_kept: whether this one's parent is a keeper."""
+
+    def __init__(self, *, is_kept: bool = False) -> None:
+        self._is_kept = is_kept
+
+    @property
+    def keeper_pid(self) -> int:
+        """As Processes.keeper_pid."""
+        return os.getppid() if self._is_kept else 0
 
     @property
     def pid(self) -> int:
@@ -139,6 +168,28 @@ class SystemProcesses:
         """As Processes.orphaned."""
         while os.getppid() == parent_pid:
             time.sleep(PARENT_POLL_S)  # noqa: ASYNC251
+
+    def is_running(self, pid: int) -> bool:
+        """As Processes.is_running."""
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return False
+        return True
+
+    def adopt(self, pid: int) -> AdoptedProcess:
+        """As Processes.adopt."""
+        from eventlm.system.left_process import AdoptedProcess
+
+        return AdoptedProcess(pid)
+
+    def print_to(self, pid: int) -> None:
+        """As Processes.print_to."""
+        target = os.open(os.devnull, os.O_WRONLY)
+        with contextlib.suppress(OSError):
+            target = os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND)
+        for fd in (1, 2):
+            os.dup2(target, fd)
 
     def adopt_orphans(self) -> None:
         """As Processes.adopt_orphans."""

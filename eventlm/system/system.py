@@ -25,14 +25,14 @@ class System(NamedTuple):
     shared_folders: SharedFolders
 
 
-def real_system() -> System:
-    """This host."""
+def real_system(*, is_kept: bool = False) -> System:
+    """This host. is_kept: as of SystemProcesses."""
     return System(
         SystemClock(),
         SystemChance(),
         SYSTEM_DISK,
         SystemThreads(),
-        SystemProcesses(),
+        SystemProcesses(is_kept=is_kept),
         SystemPipes(),
         SystemSharedFolders(),
     )

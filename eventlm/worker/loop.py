@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from eventlm._version import __version__
 from eventlm.errors import EventLMError
 from eventlm.events import Launched
@@ -17,6 +19,7 @@ from eventlm.system.clock import Clock
 from eventlm.system.collector import lasting_objects
 from eventlm.system.system import System
 from eventlm.tracebacks import describe
+from eventlm.types import SequenceId
 from eventlm.worker.fake.model import FakeModel
 from eventlm.worker.protocol import (
     FAKE_MODEL,
@@ -101,14 +104,16 @@ class WorkerLoop:
     """Takes messages with `take`, and `answer`s the oldest step under way once it is done. Neither waits.
 
     exit_status: set when the worker must end; then nothing more may be taken. busy_since_ns: since when the oldest step
-    under way has been the oldest, 0 between steps; may be read in any thread. send_grammar: takes what became of a
-    grammar, in any thread. answers: whether results are wanted; the engine takes them from one rank of a replica.
-    hold_step: called with each step that the worker has in hand from then on, and with -1 when it has none.
+    under way has been the oldest, 0 between steps; may be read in any thread. ready: what the worker has reported; it
+    serves that epoch until another engine takes it over. send_grammar: takes what became of a grammar, in any thread.
+    answers: whether results are wanted; the engine takes them from one rank of a replica. hold_step: called with each
+    step that the worker has in hand from then on, and with -1 when it has none. engine_pid: the process of the engine
+    that has taken the worker over; 0: none has.
     """
 
     def __init__(
         self,
-        epoch: int,
+        ready: WorkerReady,
         runner: Runner,
         clock: Clock,
         send_grammar: Callable[[GrammarBuilt], None],
@@ -117,17 +122,25 @@ class WorkerLoop:
         hold_step: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.exit_status: int | None = None
+        self.engine_pid = 0
         self.busy_since_ns = 0
         self._answers = answers
         self._hold_step = hold_step
-        self._epoch = epoch
+        self._ready = ready
         self._runner = runner
         self._clock = clock
         self._send_grammar = send_grammar
+        #: The sequences that the runner holds.
+        self._held = set[SequenceId]()
         #: In the order of their launches.
         self._under_way: deque[BegunStep] = deque()
         #: Follows the answers of what is under way. No other step begins before that.
         self._desynced: WorkerDesync | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The one that it serves."""
+        return self._ready.epoch
 
     @property
     def has_steps(self) -> bool:
@@ -156,20 +169,48 @@ class WorkerLoop:
         message = decode_to_worker(frames[0])
         if isinstance(message, Shutdown):
             self.exit_status = 0
+        elif isinstance(message, WorkerSetup):
+            self.engine_pid = message.engine_pid
+            yield self._renew(message)
         else:
             assert isinstance(message, PrepareGrammar)
             self._prepare_grammar(message)
+
+    def _renew(self, setup: WorkerSetup) -> FromWorker:
+        """Another engine takes the worker over, which forgets all sequences and keeps its weights."""
+        epoch = setup.epoch
+        self._ready = structs.replace(self._ready, epoch=epoch, samples=[])
+        try:
+            while self._under_way:
+                self._under_way.popleft().step.finish()
+            if self._desynced is not None:
+                raise DesyncError(self._desynced.detail)
+            launch = Launched(replica=0, epoch=epoch, step=-1, forget=sorted(self._held), num_tokens=0, predicted_ns=0)
+            self._runner.start(launch, StepPayload()).finish()
+            if setup.warm_up:
+                self._ready = structs.replace(self._ready, samples=self._runner.warm_up())
+        except Exception as error:
+            return self._fail(error, -1)
+        self._held.clear()
+        self.busy_since_ns = 0
+        self._hold_step(-1)
+        return self._ready
 
     def _start(self, frames: list[bytes]) -> Iterator[FromWorker]:
         launch, payload = decode_body(frames[0]), decode_to_worker(frames[1])
         assert isinstance(launch, Launched)
         assert isinstance(payload, StepPayload)
+        if launch.epoch != self.epoch:
+            # Of an engine that has died.
+            return
+        self._held.difference_update(SequenceId(*pair) for pair in launch.forget)
+        self._held.update(SequenceId(new.request, new.index) for new in payload.new)
         self.busy_since_ns = self.busy_since_ns or self._clock.monotonic_ns()
         self._hold_step(launch.step)
         try:
             step = self._runner.start(launch, payload)
         except DesyncError as error:
-            self._desynced = WorkerDesync(epoch=self._epoch, step=launch.step, detail=str(error))
+            self._desynced = WorkerDesync(epoch=self.epoch, step=launch.step, detail=str(error))
             if self._under_way:
                 # They are valid.
                 self._hold_step(self._under_way[0].number)
@@ -193,7 +234,7 @@ class WorkerLoop:
         except DesyncError as error:
             # Found late, where a step begins only when another rank has given what it needs.
             self.exit_status = 1
-            yield WorkerDesync(epoch=self._epoch, step=number, detail=str(error))
+            yield WorkerDesync(epoch=self.epoch, step=number, detail=str(error))
             return
         except Exception as error:
             yield self._fail(error, number)
@@ -202,7 +243,7 @@ class WorkerLoop:
         self.busy_since_ns = self._clock.monotonic_ns() if self._under_way else 0
         self._hold_step(self._under_way[0].number if self._under_way else -1)
         if self._answers:
-            yield StepResult(epoch=self._epoch, step=number, start_ns=start_ns, end_ns=end_ns, **output._asdict())
+            yield StepResult(epoch=self.epoch, step=number, start_ns=start_ns, end_ns=end_ns, **output._asdict())
         if self._desynced is not None and not self._under_way:
             self.exit_status = 1
             yield self._desynced
@@ -212,7 +253,7 @@ class WorkerLoop:
         # Messages of errors that are not the program's own may quote a client's request. The traceback is for the log.
         message = str(error) if isinstance(error, EventLMError) else type(error).__name__
         return WorkerFailed(
-            epoch=self._epoch,
+            epoch=self.epoch,
             message=message,
             traceback=describe(error),
             lost_peer=isinstance(error, PeerLostError),
@@ -221,6 +262,7 @@ class WorkerLoop:
 
     def _prepare_grammar(self, message: PrepareGrammar) -> None:
         """Steps go on while it is built."""
+        epoch = self.epoch
 
         def answer(built: Future[Any]) -> None:
             # In the thread that built it, or in this one if it is there already.
@@ -228,6 +270,6 @@ class WorkerLoop:
             if error is not None and not isinstance(error, GrammarError):
                 # A defect, or a tokenizer that cannot be read: its message may quote the grammar.
                 error = GrammarError(f"its matcher could not be made, {type(error).__name__}")
-            self._send_grammar(GrammarBuilt(key=message.key, error=str(error) if error else ""))
+            self._send_grammar(GrammarBuilt(epoch=epoch, key=message.key, error=str(error) if error else ""))
 
         self._runner.prepare_grammar(message.grammar).add_done_callback(answer)

@@ -1,10 +1,11 @@
 """A worker process: reads messages, runs the worker's loop and sends what that answers. Start it with
 
-    python -m eventlm.worker.process INBOX OUTBOX PARENT_PID [LIBRARY ...]
+    python -m eventlm.worker.process INBOX OUTBOX PARENT_PID KEEPER_PID [LIBRARY ...]
 
 INBOX and OUTBOX are the addresses of a pipe; if the engine is on another host, an environment variable has its keys.
 The libraries are modules that are imported before the setup is awaited. The main thread computes. A second one ends the
-process when its parent has died, so that no worker outlives its engine. A third one sends heartbeats, and ends the
+process when its parent has died, so that no worker outlives its engine. With a keeper, which adopts it, it goes on for
+a while, and another engine may take it over with a setup for a new epoch. A third thread sends heartbeats, and ends the
 process when an engine on another host is silent.
 
 What they wait for is of a `System`, so all of it but `main` also runs on a simulated host.
@@ -26,6 +27,7 @@ from typing import NoReturn
 from eventlm.system.child_pipe import LINGER_MS
 from eventlm.system.collector import lasting_objects
 from eventlm.system.pipes import Sender
+from eventlm.system.processes import PARENT_POLL_S
 from eventlm.system.remote_ends import RemoteEnds
 from eventlm.system.system import System, real_system
 from eventlm.system.threads import run_blocking
@@ -36,6 +38,7 @@ from eventlm.worker.protocol import (
     Heartbeat,
     Pulse,
     StartProgress,
+    WorkerFailed,
     WorkerSetup,
     decode_pulse,
     decode_to_worker,
@@ -50,6 +53,8 @@ IDLE_S = 0.02
 STEP_POLL_S = 50e-6
 #: The pause between two pieces of work done ahead: a thread may do them, and must not be asked all the time.
 BETWEEN_S = 0.001
+#: How long a worker waits for another engine when its own has died.
+OUTLIVE_SECONDS = 30.0
 #: How long a rank that has failed waits to be killed. Until then its end could be taken for the cause of others' ends.
 STAY_SECONDS = 10.0
 
@@ -121,11 +126,11 @@ class Worker:
 
         runner, message = await self._load(setup, self._system, send_progress)
         self._send(message)
-        if runner is None:
+        if runner is None or isinstance(message, WorkerFailed):
             return 1
         self._runner = runner
         loop = self._loop = WorkerLoop(
-            setup.epoch,
+            message,
             runner,
             self._system.clock,
             self._send_grammar,
@@ -174,16 +179,30 @@ class Worker:
             if self._grammar_sender is not None:
                 self._grammar_sender.send(encode(message))
 
-    async def watch_parent(self, parent_pid: int) -> None:
-        """End the process once its parent has died. Runs in a thread of its own, to the very end: what a library does
-        then may wait for a peer.
+    async def watch_parent(self, parent_pid: int, keeper_pid: int) -> None:
+        """End the process once its parent has died, and no other engine takes it over. Runs in a thread of its own, to
+        the very end: what a library does then may wait for a peer.
         """
-        await self._system.processes.orphaned(parent_pid)
+        processes = self._system.processes
+        await processes.orphaned(parent_pid)
+        is_ready = self._loop is not None and not self._shared_folder
+        if keeper_pid and processes.parent_pid == keeper_pid and is_ready:
+            processes.print_to(keeper_pid)
+            await self._outlive(keeper_pid)
         # The engine has died and cannot tidy up.
         self._pipe.remove()
         if self._shared_folder:
             self._system.shared_folders.remove(self._shared_folder)
         self._system.processes.exit(1)
+
+    async def _outlive(self, keeper_pid: int) -> None:
+        """Return once the keeper has died, or there has been no engine for too long."""
+        processes, clock = self._system.processes, self._system.clock
+        seen_ns = clock.monotonic_ns()
+        while processes.parent_pid == keeper_pid and clock.monotonic_ns() - seen_ns < OUTLIVE_SECONDS * 1e9:
+            await self._system.threads.sleep(PARENT_POLL_S)
+            if self._loop is not None and self._loop.engine_pid and processes.is_running(self._loop.engine_pid):
+                seen_ns = clock.monotonic_ns()
 
     async def _beat(self, setup: WorkerSetup) -> None:
         """Runs in a thread of its own."""
@@ -193,7 +212,8 @@ class Worker:
         heard_ns = clock.monotonic_ns()
         pulse: Pulse | None = None
         while not is_over:
-            sender.send(encode(self._heartbeat(setup.epoch, pulse)))
+            epoch = setup.epoch if self._loop is None else self._loop.epoch
+            sender.send(encode(self._heartbeat(epoch, pulse)))
             if pulses is None:
                 is_over = await self._is_over.wait(heartbeat_s)
                 continue
@@ -225,9 +245,9 @@ async def work(
     system: System, arguments: Sequence[str], ends: RemoteEnds | None = None, load: Loader = load_for_good
 ) -> int:
     """Do what the process is there for; its exit status. arguments: of the command line."""
-    inbox, outbox, parent_pid, *libraries = arguments
+    inbox, outbox, parent_pid, keeper_pid, *libraries = arguments
     worker = Worker(system, inbox, outbox, ends, load)
-    system.threads.run("parent", partial(worker.watch_parent, int(parent_pid)))
+    system.threads.run("parent", partial(worker.watch_parent, int(parent_pid), int(keeper_pid)))
     return await worker.run(libraries)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Union
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from eventlm.core.predictor import StepShape
 from eventlm.core.shards import Layout
@@ -129,6 +129,13 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     #: Of a rank on another host than the engine's: it leaves when it has had no pulse for so long. 0: the engine sends
     #: none, because a rank on its host sees that it has died.
     silence_ns: int = 0
+    #: The process of an engine that takes over a worker of one that has died; 0: it has started it.
+    engine_pid: int = 0
+
+    @property
+    def lasting(self) -> WorkerSetup:
+        """The same in all epochs of a worker."""
+        return structs.replace(self, epoch=0, warm_up=False, engine_pid=0)
 
 
 class NewSequence(Struct, frozen=True, kw_only=True):
@@ -256,6 +263,7 @@ class StepResult(Struct, frozen=True, kw_only=True, tag="result"):
 class GrammarBuilt(Struct, frozen=True, kw_only=True, tag="built"):
     """The matcher of a grammar is there, or why there is none; that may quote the grammar."""
 
+    epoch: int
     key: int
     error: str = ""
 

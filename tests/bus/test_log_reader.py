@@ -95,7 +95,9 @@ def test_a_trace_without_end_has_no_clean_end(tmp_path: Path) -> None:
         assert len(list(reader)) == 20
         assert not reader.clean_end
         assert reader.torn is None
-        assert reader.warnings() == [f"{tmp_path / 't'} has no clean end: its engine was killed or replaced after event 19"]
+        assert reader.warnings() == [
+            f"{tmp_path / 't'} has no clean end: its engine was killed or replaced after event 19"
+        ]
 
 
 def test_a_later_segment_goes_on_from_the_hash_in_its_header(tmp_path: Path) -> None:

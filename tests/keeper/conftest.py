@@ -27,6 +27,6 @@ def start_kept(tmp_path: Path) -> Iterator[StartKept]:
 
     yield start
     for server in servers:
-        engines = server.engines
+        engines = server.processes
         server.close()
         wait_until(lambda engines=engines: not any(map(is_running, engines)))

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from eventlm.keeper.keeper import MAX_DEATHS
-from tests.processes import children, is_running, wait_until
+from tests.processes import children, command_line, is_running, wait_until
 from tests.serving import Server
 
+#: In the command lines of engines and workers.
+ENGINE, WORKER = b"eventlm.cli.serve.engine", b"eventlm.worker.process"
 _PROGRAM = """
 import sys
 from eventlm.cli.main import main
@@ -55,9 +57,14 @@ class KeptServer(Server):
         return found[0]
 
     @property
-    def engines(self) -> list[int]:
-        """Process ids of all engines, serving or not."""
+    def processes(self) -> list[int]:
+        """Process ids of what the keeper has started or adopted."""
         return [pid for pid in children(self.process.pid) if is_running(pid)]
+
+    @property
+    def engines(self) -> list[int]:
+        """Process ids of all engines, serving or not, the oldest first."""
+        return [pid for pid in self.processes if ENGINE in command_line(pid)]
 
     def wait_spawned(self) -> int:
         """Wait for an engine's process; its id."""
@@ -71,8 +78,19 @@ class KeptServer(Server):
 
     @property
     def engine(self) -> int:
-        """The process id of the one that has workers."""
-        pid: int = wait_until(lambda: next((pid for pid in self.engines if children(pid)), None))
+        """The process id of the one that serves."""
+        pid: int = wait_until(lambda: next(iter(self.engines), None))
+        return pid
+
+    @property
+    def worker(self) -> int:
+        """The process id of the only worker, whichever engine has started it."""
+        [pid] = [
+            pid
+            for parent in (self.process.pid, self.engine)
+            for pid in children(parent)
+            if is_running(pid) and WORKER in command_line(pid)
+        ]
         return pid
 
     def kill_engine(self, number: int = signal.SIGKILL) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.keeper.conftest import StartKept
 from tests.keeper.kept_server import KeptServer
-from tests.processes import PATIENCE_SECONDS, children, is_running
+from tests.processes import PATIENCE_SECONDS, is_running
 from tests.serving import fake_text
 
 #: A step of the fake model takes 20 ms.
@@ -38,17 +38,33 @@ def read_all(client: socket.socket) -> str:
 
 def test_a_client_that_waits_while_the_engine_dies_is_served_by_the_next(start_kept: StartKept) -> None:
     server = start_kept()
-    first, [worker] = server.engine, children(server.engine)
+    first, worker = server.engine, server.worker
     # So that it accepts no connection.
     server.kill_engine(signal.SIGSTOP)
     client = ask(server, seed=5)
     os.kill(first, signal.SIGKILL)
     reply = read_all(client)
     assert json.dumps(fake_text(5, 8)) in reply
-    assert not is_running(worker)
+    assert server.worker == worker
     lost = server.wait_for("engine lost")
     assert (lost["pid"], lost["reason"], lost["deaths"]) == (first, "died (killed by SIGKILL)", 1)
     assert server.wait_for("engine is back")["pid"] == server.engine != first
+    assert server.stop() == 0
+
+
+def test_a_worker_that_was_taken_over_is_watched(start_kept: StartKept) -> None:
+    server = start_kept()
+    worker = server.worker
+    for number in (2, 3):
+        server.kill_engine()
+        server.wait_for("ready", number)
+        assert server.worker == worker
+    os.kill(worker, signal.SIGKILL)
+    assert server.wait_for("worker is back")["replica"] == 0
+    assert server.complete(seed=3).json()["choices"][0]["text"] == fake_text(3, 8)
+    server.kill_engine()
+    server.wait_for("ready", 4)
+    assert server.complete(seed=4).json()["choices"][0]["text"] == fake_text(4, 8)
     assert server.stop() == 0
 
 

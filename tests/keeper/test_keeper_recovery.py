@@ -79,11 +79,13 @@ def test_a_stream_goes_on_at_the_next_engine(start_kept: StartKept, number: sign
     client = ResumingClient(server, seed=5)
     client.read(20)
     assert not client.is_over
+    worker = server.worker
     if number == signal.SIGKILL:
         server.kill_engine()
     else:
         server.process.send_signal(number)
     server.wait_for("ready", 2)
+    assert server.worker == worker
     client.read(1000)
     assert client.is_over
     assert client.text == fake_text(5, NUM_TOKENS)

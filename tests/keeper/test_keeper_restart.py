@@ -53,6 +53,17 @@ def test_a_signal_brings_the_configuration_that_is_on_the_disk(start_kept: Start
     assert server.stop() == 0
 
 
+def test_a_worker_that_is_of_no_use_to_the_next_engine_ends(start_kept: StartKept, config: Path) -> None:
+    server = start_kept(*FLAGS)
+    worker = server.worker
+    config.write_text(f"{SERVER}[scheduler]\nmax_num_seqs = 3\n")
+    server.process.send_signal(signal.SIGUSR2)
+    server.wait_for("ready", 2)
+    assert server.worker != worker
+    assert not is_running(worker)
+    assert server.stop() == 0
+
+
 def test_an_operator_gets_an_answer_before_the_engine_hands_over(start_kept: StartKept, config: Path) -> None:
     server = start_kept(*FLAGS)
     first = server.engine

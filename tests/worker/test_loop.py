@@ -7,11 +7,13 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec import structs
 
 from eventlm.errors import EventLMError, ExitCode
 from eventlm.events import Launched
 from eventlm.events.codec import encode_body
 from eventlm.grammars import GrammarError
+from eventlm.sampling_params import SamplingParams
 from eventlm.system.system import real_system
 from eventlm.worker.fake.model import FakeModel, fake_samples
 from eventlm.worker.fake.tokens import FakeParameters
@@ -19,6 +21,7 @@ from eventlm.worker.loop import WorkerLoop, load
 from eventlm.worker.protocol import (
     FromWorker,
     GrammarBuilt,
+    NewSequence,
     PrepareGrammar,
     Shutdown,
     StepOutput,
@@ -38,7 +41,7 @@ SYSTEM = real_system()
 FAKE = {"base_ns": 300, "decode_ns": 0, "prefill_token_ns": 0, "context_token_ns": 0}
 SETUP = WorkerSetup(
     replica=0,
-    epoch=3,
+    epoch=1,
     model="fake",
     block_size=16,
     num_blocks=64,
@@ -79,15 +82,17 @@ class Device(FakeModel):
 
     def __init__(self) -> None:
         self.begun: list[int] = []
+        self.forgotten: list[tuple[int, int]] = []
         self.num_done = 0
         self.broken: dict[int, Exception] = {}
-        self.desynced = -1
+        self.desynced = -2
         self.building: dict[str, Future[Any]] = {}
 
     def start(self, launch: Launched, payload: StepPayload) -> Any:
         if launch.step == self.desynced:
             raise DesyncError("they differ")
         self.begun.append(launch.step)
+        self.forgotten += launch.forget
         return Step(launch.step, self)
 
     def prepare_grammar(self, grammar: str) -> Future[Any]:
@@ -102,7 +107,14 @@ class Rig:
         self.device = Device()
         self.grammars: list[GrammarBuilt] = []
         self.held: list[int] = []
-        self.loop = WorkerLoop(3, self.device, self, self.grammars.append, answers=answers, hold_step=self.held.append)
+        self.loop = WorkerLoop(
+            WorkerReady(epoch=1, pid=1),
+            self.device,
+            self,
+            self.grammars.append,
+            answers=answers,
+            hold_step=self.held.append,
+        )
 
     def monotonic_ns(self) -> int:
         return self.now_ns
@@ -119,7 +131,7 @@ class Rig:
 
 def result(step: int) -> StepResult:
     return StepResult(
-        epoch=3, step=step, tokens=[[step]], ends=[], extras=[], ops={}, start_ns=10 * step, end_ns=10 * step + 5
+        epoch=1, step=step, tokens=[[step]], ends=[], extras=[], ops={}, start_ns=10 * step, end_ns=10 * step + 5
     )
 
 
@@ -145,7 +157,7 @@ def test_a_step_that_begins_late_may_find_a_desync_then() -> None:
     rig.launch(0)
     rig.device.broken[0] = DesyncError("they differ")
     assert not rig.loop.is_running()
-    assert list(rig.loop.answer()) == [WorkerDesync(epoch=3, step=0, detail="they differ")]
+    assert list(rig.loop.answer()) == [WorkerDesync(epoch=1, step=0, detail="they differ")]
     assert rig.loop.exit_status == 1
 
 
@@ -173,7 +185,7 @@ def test_steps_before_a_desync_are_answered_first() -> None:
     # Nothing is begun any more.
     assert rig.launch(3) == []
     assert rig.loop.exit_status is None
-    assert list(rig.loop.answer()) == [result(1), WorkerDesync(epoch=3, step=2, detail="they differ")]
+    assert list(rig.loop.answer()) == [result(1), WorkerDesync(epoch=1, step=2, detail="they differ")]
     assert rig.device.begun == [0, 1]
     assert rig.loop.exit_status == 1
 
@@ -211,7 +223,7 @@ def test_a_step_that_fails_ends_the_worker_and_quotes_no_content(error: Exceptio
     assert not rig.loop.is_running()
     [failed] = rig.loop.answer()
     assert isinstance(failed, WorkerFailed)
-    assert (failed.epoch, failed.message, failed.exit_code) == (3, message, 0)
+    assert (failed.epoch, failed.message, failed.exit_code) == (1, message, 0)
     assert "in finish" in failed.traceback
     assert "a prompt" not in failed.traceback
     assert rig.loop.exit_status == 1
@@ -242,9 +254,9 @@ def test_grammars_are_answered_when_they_are_built() -> None:
         built = rig.device.building[str(key)]
         built.set_exception(error) if error is not None else built.set_result(None)
     assert rig.grammars == [
-        GrammarBuilt(key=2, error="its matcher could not be made, ValueError"),
-        GrammarBuilt(key=1, error="no such rule"),
-        GrammarBuilt(key=0, error=""),
+        GrammarBuilt(epoch=1, key=2, error="its matcher could not be made, ValueError"),
+        GrammarBuilt(epoch=1, key=1, error="no such rule"),
+        GrammarBuilt(epoch=1, key=0, error=""),
     ]
 
 
@@ -257,7 +269,7 @@ def test_a_loaded_runner_is_described(warm_up: bool) -> None:
     runner, ready = load(WorkerSetup(**{**_fields(), "warm_up": warm_up}), SYSTEM, no_phase)
     assert isinstance(runner, FakeModel)
     assert isinstance(ready, WorkerReady)
-    assert (ready.epoch, ready.pid, ready.num_blocks, ready.model_fingerprint) == (3, os.getpid(), 64, "fake")
+    assert (ready.epoch, ready.pid, ready.num_blocks, ready.model_fingerprint) == (1, os.getpid(), 64, "fake")
     assert ready.samples == (fake_samples(FakeParameters(**FAKE)) if warm_up else [])
 
 
@@ -307,4 +319,26 @@ def test_a_rank_that_loses_a_peer_while_it_starts(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(FakeModel, "describe", fail)
     _, failed = load(SETUP, SYSTEM, no_phase)
-    assert failed == WorkerFailed(epoch=3, message="another rank is gone", lost_peer=True)
+    assert failed == WorkerFailed(epoch=1, message="another rank is gone", lost_peer=True)
+
+
+def test_another_engine_takes_the_worker_over() -> None:
+    rig = Rig()
+    new = NewSequence(request=4, index=0, token_ids=[1], num_prompt_tokens=1, params=SamplingParams())
+    assert list(rig.loop.take([encode_body(launched(0)), encode(StepPayload(new=[new]))])) == []
+    assert rig.loop.has_steps
+    assert rig.take(structs.replace(SETUP, epoch=4, engine_pid=7, warm_up=False)) == [WorkerReady(epoch=4, pid=1)]
+    assert (rig.loop.engine_pid, rig.loop.has_steps, rig.loop.busy_since_ns) == (7, False, 0)
+    assert rig.device.forgotten == [(4, 0)]
+    # A step that the engine before had launched.
+    assert rig.launch(1) == []
+    assert not rig.loop.has_steps
+
+
+def test_a_worker_that_cannot_forget_is_not_taken_over() -> None:
+    rig = Rig()
+    rig.launch(0)
+    rig.device.broken[0] = ValueError("as planned")
+    [failed] = rig.take(structs.replace(SETUP, epoch=4, warm_up=False))
+    assert isinstance(failed, WorkerFailed)
+    assert (failed.epoch, rig.loop.exit_status) == (4, 1)

@@ -27,7 +27,7 @@ from eventlm.system.threads import run_blocking
 from eventlm.worker.fake.model import FakeModel, fake_samples
 from eventlm.worker.fake.tokens import FakeParameters, fake_token
 from eventlm.worker.loop import WorkerLoop
-from eventlm.worker.process import BETWEEN_S, Worker
+from eventlm.worker.process import BETWEEN_S, OUTLIVE_SECONDS, Worker
 from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,
@@ -65,13 +65,13 @@ class Peer:
         addresses = [f"ipc://{folder}/{name}" for name in ("in", "out")]
         self._inbox.connect(addresses[0])
         self._outbox.bind(addresses[1])
-        command = [sys.executable, "-m", "eventlm.worker.process", *addresses, str(parent_pid or os.getpid())]
+        command = [sys.executable, "-m", "eventlm.worker.process", *addresses, str(parent_pid or os.getpid()), "0"]
         self.process = subprocess.Popen([*under, *command], stderr=subprocess.PIPE, text=True)
 
     def set_up(self, **changes: Any) -> None:
         fields: dict[str, Any] = {
             "replica": 0,
-            "epoch": 3,
+            "epoch": 1,
             "model": "fake",
             "block_size": 16,
             "num_blocks": 64,
@@ -127,7 +127,7 @@ def test_a_worker_s_life(start: Callable[..., Peer]) -> None:
     peer.set_up()
     ready = peer.word()
     assert isinstance(ready, WorkerReady)
-    assert (ready.epoch, ready.pid, ready.model_fingerprint) == (3, peer.process.pid, "fake")
+    assert (ready.epoch, ready.pid, ready.model_fingerprint) == (1, peer.process.pid, "fake")
     assert ready.samples == fake_samples(FakeParameters(**QUICK))
     before_ns = time.monotonic_ns()
     peer.send(
@@ -139,7 +139,7 @@ def test_a_worker_s_life(start: Callable[..., Peer]) -> None:
     end_ns = before_ns
     for step, result in enumerate(results):
         assert isinstance(result, StepResult)
-        assert (result.epoch, result.step, result.tokens) == (3, step, [[fake_token(0, 0, step)]])
+        assert (result.epoch, result.step, result.tokens) == (1, step, [[fake_token(0, 0, step)]])
         assert end_ns <= result.start_ns < result.end_ns <= time.monotonic_ns()
         assert result.end_ns - result.start_ns >= 1_000_000
         end_ns = result.end_ns
@@ -170,7 +170,7 @@ def test_what_it_does_at_its_start_is_reported(start: Callable[..., Peer], tmp_p
     while isinstance(message := peer.hear(), Heartbeat | StartProgress):
         told += [message] if isinstance(message, StartProgress) else []
     assert isinstance(message, WorkerReady)
-    assert {progress.epoch for progress in told} == {3}
+    assert {progress.epoch for progress in told} == {1}
     phases = list(dict.fromkeys(progress.phase for progress in told))
     assert phases == [LOADING_LIBRARIES, READING_WEIGHTS, MEASURING_STEPS]
     *_, last = (progress for progress in told if progress.phase == READING_WEIGHTS)
@@ -241,7 +241,7 @@ def test_after_a_desync_it_computes_nothing_more(start: Callable[..., Peer]) -> 
     peer.send(launched(1, chunks=[(1, 0, 0, 1, 1)], blocks=[(0, 0, [5])]), payload(new_sequence(1, [1])))
     desync = peer.word()
     assert isinstance(desync, WorkerDesync)
-    assert (desync.epoch, desync.step) == (3, 0)
+    assert (desync.epoch, desync.step) == (1, 0)
     assert "4/1" in desync.detail
     assert peer.process.wait(PATIENCE_SECONDS) == 1
 
@@ -305,7 +305,7 @@ def test_an_orphan_rank_takes_along_what_ranks_share(start: Callable[..., Peer],
     shared.mkdir()
     StepBoard(shared, size=1).close()
     # A shell in the engine's place, whose id takes that of the last argument.
-    peer = start(under=["sh", "-c", '"$1" "$2" "$3" "$4" "$5" $$ & wait', "sh"])
+    peer = start(under=["sh", "-c", '"$1" "$2" "$3" "$4" "$5" $$ 0 & wait', "sh"])
     peer.set_up(peers=Peers(shared_memory=str(shared)))
     peer.word()
     peer.process.kill()
@@ -313,6 +313,38 @@ def test_an_orphan_rank_takes_along_what_ranks_share(start: Callable[..., Peer],
     while shared.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+class Outlived:
+    """A host on which an engine has died. engine_s: for how long there is another one from now on."""
+
+    parent_pid = 5
+
+    def __init__(self, engine_s: float) -> None:
+        self.now_s = 0.0
+        self._engine_s = engine_s
+
+    def monotonic_ns(self) -> int:
+        return round(self.now_s * 1e9)
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def is_running(self, pid: int) -> bool:
+        assert pid == 7
+        return self.now_s <= self._engine_s
+
+
+@pytest.mark.parametrize("engine_s", [0, 100])
+def test_an_orphan_that_has_a_keeper_waits_for_another_engine(tmp_path: Path, engine_s: int) -> None:
+    host = Outlived(engine_s)
+    worker = Worker(SYSTEM, f"ipc://{tmp_path}/in", f"ipc://{tmp_path}/out")
+    worker._system = SYSTEM._replace(processes=host, clock=host, threads=host)  # type: ignore[arg-type]
+    worker._loop = WorkerLoop(WorkerReady(epoch=1, pid=1), FakeModel(SETUP, SYSTEM), SystemClock(), print)
+    worker._loop.engine_pid = 7 * (engine_s > 0)
+    run_blocking(worker._outlive(5))
+    assert host.now_s == engine_s + OUTLIVE_SECONDS
+    worker._close()
 
 
 #: A library whose end waits for what does not come.
@@ -333,7 +365,7 @@ def test_an_orphan_leaves_although_a_library_waits_at_its_end(
     noted = tmp_path / "pid"
     (tmp_path / "stuck.py").write_text(STUCK.replace("PATH", str(noted)))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    peer = start(under=["sh", "-c", '"$1" "$2" "$3" "$4" "$5" $$ stuck & wait', "sh"])
+    peer = start(under=["sh", "-c", '"$1" "$2" "$3" "$4" "$5" $$ 0 stuck & wait', "sh"])
     peer.set_up()
     peer.word()
     peer.shut_down()
@@ -388,7 +420,7 @@ def test_a_worker_that_waits_works_ahead_until_a_message_comes(endless: bool) ->
     engine = SYSTEM.pipes.open()
     worker = Worker(SYSTEM, *engine.addresses)
     runner = Busy(engine, endless=endless)
-    loop = WorkerLoop(1, runner, SystemClock(), print)
+    loop = WorkerLoop(WorkerReady(epoch=1, pid=1), runner, SystemClock(), print)
     # It does not begin while messages come.
     engine.send(b"first")
     assert run_blocking(worker._pipe.wait(PATIENCE_SECONDS))
@@ -428,7 +460,7 @@ from eventlm.worker.ranks.gloo import GlooReceiver, GlooStore
 async def run(self, libraries):
     global groups
     def group(rank):
-        return GlooStore(Peers(shared_memory=sys.argv[4]), rank, 2).group("pair", rank, 2)
+        return GlooStore(Peers(shared_memory=sys.argv[5]), rank, 2).group("pair", rank, 2)
     with ThreadPoolExecutor(2) as pool:
         groups = list(pool.map(group, range(2)))
     receiver = GlooReceiver(groups[1], 8, torch.float32, stage=0)
@@ -443,7 +475,7 @@ process.main()
 @pytest.mark.parametrize(("ending", "code", "said"), [("return 7", 7, ""), ("raise OSError('no way')", 1, "no way")])
 def test_it_ends_in_order_while_a_thread_waits_for_a_peer(tmp_path: Path, ending: str, code: int, said: str) -> None:
     sockets = [f"ipc://{tmp_path}/{name}" for name in ("in", "out")]
-    command = [sys.executable, "-c", WAITING.replace("ENDING", ending), *sockets, str(os.getpid()), str(tmp_path)]
+    command = [sys.executable, "-c", WAITING.replace("ENDING", ending), *sockets, str(os.getpid()), "0", str(tmp_path)]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert ended.returncode == code
     assert ended.stderr.splitlines()[-1:] == ([f"OSError: {said}"] if said else [])

@@ -36,6 +36,7 @@ from eventlm.keeper.protocol import (
     VERSION,
     EngineBeat,
     EnginePrepared,
+    EngineWorkers,
     FromEngine,
     FrontEndEnded,
     FrontEndRuns,
@@ -53,6 +54,7 @@ from eventlm.keeper.protocol import (
     kept_options,
 )
 from eventlm.system.frames import FrameConnection
+from eventlm.system.left_process import LeftProcess
 from eventlm.system.paired_process import inherited_sockets
 from eventlm.system.passed_sockets import PassedSockets
 from eventlm.system.system import System, real_system
@@ -81,6 +83,8 @@ class KeptEngine:
         self._server: ComposedServer | None = None
         self._front_ends: KeptProcesses | None = None
         self._is_serving = False
+        #: As the keeper knows them.
+        self._workers: list[LeftProcess] = []
         self._handing_over: asyncio.Task[None] | None = None
         #: Answers to restarts by number, and who waits for them.
         self._answers: dict[int, asyncio.Future[str]] = {}
@@ -130,6 +134,7 @@ class KeptEngine:
                 server.engine.on_restart = self._restart
                 if take_over.follows:
                     server.engine.follows = take_over.follows
+                    server.engine.left_workers = take_over.workers
                     server.context.recovered.clear()
                 if config.server.api_servers:
                     server.engine.edges_return = bool(take_over.follows)
@@ -157,6 +162,10 @@ class KeptEngine:
     def _note_state(self) -> None:
         """An engine that cannot go on makes room for the next one, which can."""
         assert self._server is not None
+        workers = self._server.engine.lasting_workers
+        if workers != self._workers:
+            self._workers = workers
+            self._send(EngineWorkers(workers))
         if self._server.engine.state == "dead" and self._is_serving and not self._stop.is_set():
             asyncio.get_running_loop().call_soon(self._system.processes.exit, ExitCode.FAILED)
 
@@ -237,7 +246,7 @@ def main() -> int:
 
 
 async def _run(control: socket.socket, listening: Sequence[socket.socket]) -> int:
-    return await KeptEngine(real_system(), listening).run(control)
+    return await KeptEngine(real_system(is_kept=True), listening).run(control)
 
 
 if __name__ == "__main__":

@@ -192,7 +192,9 @@ async def compose_server(
         BatchFolder(system, config.server)
     config, no_record = _choose_record(with_resumable_streams(with_room_for_batches(config)))
     asked = await ask_backends(config, HttpBackend)
-    engine, tokenizer, defaults, vocab_size, facts, warnings, others = compose(config, all_sets=True, backends=asked)
+    engine, tokenizer, defaults, vocab_size, facts, warnings, others = compose(
+        config, all_sets=True, backends=asked, system=system
+    )
     text = TextParts(tokenizer, defaults, facts, engine.setup.forwards)
     context = make_context(system, engine, engine.setup.config, text, vocab_size=vocab_size, keys=keys, others=others)
     warnings = [*no_record, *beginning.warnings, *warnings, *_exposure(config.server), *check_key_classes(context)]

@@ -16,13 +16,16 @@ from msgspec import structs
 
 from eventlm.config import CoreConfig, WorkerConfig
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
+from eventlm.engine.replicas.left_workers import LeftWorkers, describe
 from eventlm.engine.replicas.rank_group import GRACE_SECONDS, Loss, RankGroup
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.engine.result_check import ResultMismatchError
 from eventlm.errors import CheckpointError, EventLMError
 from eventlm.events import Desynced, Fact, Launched, WorkerLost, WorkerUp
 from eventlm.launchers.launcher import Launcher, LaunchError, StartedRank
+from eventlm.launchers.spawned_worker import kill_and_close
 from eventlm.system.clock import Clock
+from eventlm.system.left_process import LeftProcess
 from eventlm.system.system import System
 from eventlm.worker.protocol import (
     FromWorker,
@@ -45,6 +48,8 @@ RESTART_SECONDS = 0.1
 MAX_DOUBLINGS = 8
 #: A worker that has been idle for so long is sound: what ends it later is not one more restart in a row.
 STEADY_SECONDS = 60
+#: How long a worker that another engine has left may take to answer. It may be in a step.
+TAKE_OVER_SECONDS = 10.0
 
 OnProgress = Callable[[StartProgress], None]
 
@@ -154,15 +159,30 @@ class ReplicaController:
         """Process ids of the ranks of the present worker; none if there is none."""
         return self._worker.pids if self._worker is not None else []
 
+    @property
+    def left(self) -> LeftProcess | None:
+        """What another engine needs to take the present worker over; None if there is none, or it cannot."""
+        addresses = self._worker.addresses if self._worker is not None and self.is_up else None
+        if addresses is None:
+            return None
+        return LeftProcess(self.rank_pids[0], addresses, describe(self._setups[0]))
+
     async def start(
-        self, *, warm_up: bool, spawned: Sequence[StartedRank] = (), on_progress: OnProgress | None = None
+        self,
+        *,
+        warm_up: bool,
+        spawned: Sequence[StartedRank] = (),
+        left: LeftWorkers | None = None,
+        on_progress: OnProgress | None = None,
     ) -> WorkerReady:
-        """Bring the first worker up; its first ranks may be spawned already, and `on_progress` gets its progress.
+        """Bring the first worker up; its first ranks may be spawned already, and `on_progress` gets its progress. Of
+        those that are left by another engine, the worker of this replica is taken over, if that is possible.
 
         Raises CheckpointError, LaunchError or EngineUnavailableError if it cannot start.
         """
-        setups = [structs.replace(setup, warm_up=warm_up) for setup in self._setups]
-        starting = asyncio.create_task(self._spawn(setups, spawned, on_progress), name=f"start of replica {self.index}")
+        starting = asyncio.create_task(
+            self._start(warm_up, spawned, left, on_progress), name=f"start of replica {self.index}"
+        )
         self._task = starting
         try:
             return await starting
@@ -171,6 +191,33 @@ class ReplicaController:
             if task is not None and task.cancelling():
                 raise
             raise EngineUnavailableError("the engine was stopped while it started") from None
+
+    async def _start(
+        self,
+        warm_up: bool,
+        spawned: Sequence[StartedRank],
+        left: LeftWorkers | None,
+        on_progress: OnProgress | None,
+    ) -> WorkerReady:
+        rank = await left.take(self._setups[0]) if left is not None and len(self._setups) == 1 else None
+        if rank is not None:
+            self._change_setups(epoch=max(self._epoch, rank.epoch + 1))
+            try:
+                ready = await self._take_over(rank, warm_up=warm_up)
+            except (EventLMError, OSError) as error:
+                log.warning("a worker could not be taken over", **self._names, reason=str(error))
+                self._change_setups(epoch=self._epoch + 1)
+            else:
+                await kill_and_close(spawned)
+                return ready
+        setups = [structs.replace(setup, warm_up=warm_up) for setup in self._setups]
+        return await self._spawn(setups, spawned, on_progress)
+
+    async def _take_over(self, rank: StartedRank, *, warm_up: bool) -> WorkerReady:
+        """Go on with the worker of an engine that is gone."""
+        pid = self._system.processes.pid
+        setups = [structs.replace(setup, warm_up=warm_up, engine_pid=pid) for setup in self._setups]
+        return await self._spawn(setups, [rank], timeout_seconds=TAKE_OVER_SECONDS)
 
     def go_on(self, core: CoreConfig, epoch: int) -> None:
         """The first worker is to go on with a run of these limits, and is of this epoch."""
@@ -234,16 +281,19 @@ class ReplicaController:
         setups: Sequence[WorkerSetup],
         spawned: Sequence[StartedRank] = (),
         on_progress: OnProgress | None = None,
+        timeout_seconds: float = 0,
     ) -> WorkerReady:
+        """timeout_seconds: 0: as configured."""
+        timeout_seconds = timeout_seconds or self._config.start_timeout_seconds
         silence_seconds = self._config.heartbeat_timeout_seconds
         worker = self._worker = RankGroup(self._system, setups, self._launcher, silence_seconds=silence_seconds)
         phases = StartPhases(self._system.clock, self._names | {"epoch": setups[0].epoch}, on_progress)
-        if spawned:
+        if spawned and not spawned[0].epoch:
             # It began to when it was spawned, and could not report it.
             phases.note(StartProgress(epoch=setups[0].epoch, phase=LOADING_LIBRARIES))
         try:
             await worker.start(spawned)
-            message, rank = await worker.ready(self._config.start_timeout_seconds, phases.note)
+            message, rank = await worker.ready(timeout_seconds, phases.note)
         except BaseException:
             await self._discard()
             raise
@@ -253,7 +303,7 @@ class ReplicaController:
             for note in message.notes:
                 log.info(note, **self._names)
             return message
-        ending = worker.ending(rank) or f"sent no valid message in {self._config.start_timeout_seconds} s"
+        ending = worker.ending(rank) or f"sent no valid message in {timeout_seconds:g} s"
         await self._discard()
         raise self._start_error(message, rank, ending, phases.phase)
 

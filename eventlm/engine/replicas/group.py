@@ -9,9 +9,11 @@ from functools import partial
 import structlog
 
 from eventlm.engine.replicas.controller import ReplicaController, ReplicaOwner
+from eventlm.engine.replicas.left_workers import LeftWorkers
 from eventlm.engine.setup import EngineSetup, with_blocks, worker_setups
 from eventlm.events import Launched
 from eventlm.launchers.launcher import StartedRank
+from eventlm.system.left_process import LeftProcess
 from eventlm.system.system import System
 from eventlm.worker.protocol import PrepareGrammar, StartProgress, StepPayload, WorkerReady
 
@@ -33,6 +35,7 @@ class Replicas:
         engine: ReplicaOwner,
         on_dead: Callable[[int, str], None],
     ) -> None:
+        self._system = system
         self.num_live = [setup.core.num_replicas for setup in setups]
         self._setups = list(setups)
         launchers = [setup.launcher for setup in setups]
@@ -91,6 +94,11 @@ class Replicas:
         return [self._all[index].rank_pids if index in self._all else [] for index in range(self._num_replicas)]
 
     @property
+    def left(self) -> list[LeftProcess]:
+        """The workers that another engine could take over."""
+        return [process for replica in self._all.values() if (process := replica.left) is not None]
+
+    @property
     def has_worker(self) -> bool:
         """Whether any replica has a worker that takes steps."""
         return any(replica.is_up for replica in self._all.values())
@@ -116,19 +124,28 @@ class Replicas:
         *,
         must_measure: Sequence[bool],
         spawned: Sequence[StartedRank] = (),
+        left: Sequence[LeftProcess] = (),
         on_progress: OnStartProgress | None = None,
     ) -> list[tuple[EngineSetup, WorkerReady]]:
         """Bring all first workers up; returns of each set the setup for their KV blocks and the first one's report.
 
         must_measure: of each set, whether a worker has to.
 
+        left: workers of an engine that is gone; those that are of no use here are ended.
+
         The first of their processes may be `spawned` already. `on_progress` is called with what each of them does.
         Raises what keeps a worker from starting, and UsageError as `with_blocks` does.
         """
         # All of a set are alike, so only its first measures.
         measuring = {each[0].index for each, must in zip(self._sets, must_measure, strict=True) if each and must}
-        starts = (self._start_in_turns(group, measuring, spawned, on_progress) for group in self._groups())
-        started = await asyncio.gather(*starts)
+        left_workers = LeftWorkers(self._system, left)
+        starts = (
+            self._start_in_turns(group, measuring, spawned, left_workers, on_progress) for group in self._groups()
+        )
+        try:
+            started = await asyncio.gather(*starts)
+        finally:
+            await left_workers.end()
         ready = dict(pair for group in started for pair in group)
         firsts = []
         for number, (setup, replicas) in enumerate(zip(self._setups, self._sets, strict=True)):
@@ -158,6 +175,7 @@ class Replicas:
         replicas: list[ReplicaController],
         measuring: set[int],
         spawned: Sequence[StartedRank],
+        left: LeftWorkers,
         on_progress: OnStartProgress | None,
     ) -> list[tuple[int, WorkerReady]]:
         """Start them one after the other, with their indices; none after one that cannot start."""
@@ -167,6 +185,7 @@ class Replicas:
                 await replica.start(
                     warm_up=replica.index in measuring,
                     spawned=self._spawned_for(replica, spawned),
+                    left=left,
                     on_progress=partial(on_progress, replica.index) if on_progress is not None else None,
                 ),
             )

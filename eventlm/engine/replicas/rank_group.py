@@ -98,6 +98,11 @@ class RankGroup:
         """Process ids of the ranks; none before the start."""
         return [worker.pid for worker in self._workers]
 
+    @property
+    def addresses(self) -> tuple[str, str] | None:
+        """Of the pipe to the only rank; None if there are several, or it is on another host."""
+        return self._workers[0].addresses if len(self._workers) == 1 else None
+
     def ending(self, rank: int) -> str:
         """How a rank died, or was given up while it started, for a person; empty while it lives."""
         if not self._workers:

@@ -108,6 +108,11 @@ class WorkerProcess:
         return self._spawned.process.pid if self._spawned is not None else 0
 
     @property
+    def addresses(self) -> tuple[str, str] | None:
+        """Of the pipe to it; None before the start, and if it is on another host."""
+        return None if self._spawned is None or self._spawned.host else self._spawned.pipe.addresses
+
+    @property
     def ending(self) -> str:
         """How the process died, for a person; empty while it lives."""
         process = self._spawned.process if self._spawned is not None else None
@@ -138,6 +143,13 @@ class WorkerProcess:
 
         Raises TimeoutError if there is nothing in time. No message is lost by that, nor when the caller is cancelled.
         """
+        while True:
+            found = await self._receive(timeout_seconds)
+            # It may have sent some to the engine before.
+            if found is None or self._spawned is None or found.epoch != self._spawned.epoch:
+                return found
+
+    async def _receive(self, timeout_seconds: float) -> FromWorker | None:
         assert self._death is not None
         assert self._spawned is not None
         if self._message is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.keeper.kept_server import KeptServer
-from tests.processes import PATIENCE_SECONDS, is_running, wait_until
+from tests.processes import PATIENCE_SECONDS, command_line, is_running, wait_until
 from tests.serving import fake_text
 
 #: A step of the fake model takes so long.
@@ -26,7 +26,7 @@ class ServerWithKeptFrontEnds(KeptServer):
     @property
     def front_ends(self) -> list[int]:
         """Process ids of the front ends that run."""
-        return [pid for pid in self.engines if b"front_end" in _command_line(pid)]
+        return [pid for pid in self.processes if b"front_end" in command_line(pid)]
 
     def kill_front_end(self) -> int:
         """Kill one; its process id."""
@@ -34,13 +34,6 @@ class ServerWithKeptFrontEnds(KeptServer):
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not is_running(pid))
         return pid
-
-
-def _command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
 
 
 class OneConnection:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.keeper.conftest import StartKept, start_kept
-from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
+from tests.processes import PATIENCE_SECONDS, is_running, wait_until
 
 __all__ = ["start_kept"]
 
@@ -17,7 +17,7 @@ __all__ = ["start_kept"]
 @pytest.mark.parametrize("hangs", [False, True])
 def test_it_ends_with_its_keeper(start_kept: StartKept, hangs: bool) -> None:
     server = start_kept()
-    engine, [worker] = server.engine, children(server.engine)
+    engine, worker = server.engine, server.worker
     if hangs:
         os.kill(engine, signal.SIGSTOP)
     server.process.kill()
@@ -27,7 +27,7 @@ def test_it_ends_with_its_keeper(start_kept: StartKept, hangs: bool) -> None:
 
 def test_one_that_cannot_go_on_makes_room_for_the_next(start_kept: StartKept) -> None:
     server = start_kept("--max-restarts", "0")
-    first, [worker] = server.engine, children(server.engine)
+    first, worker = server.engine, server.worker
     os.kill(worker, signal.SIGKILL)
     lost = server.wait_for("engine lost")
     assert (lost["pid"], lost["reason"]) == (first, "died (exit code 1)")
@@ -41,13 +41,15 @@ def test_its_workers_hold_none_of_its_sockets_and_leave_no_files(start_kept: Sta
     left = tmp_path / "temporary"
     left.mkdir()
     server = start_kept(environment={"TMPDIR": str(left)})
-    engine, [worker] = server.engine, children(server.engine)
+    engine, worker = server.engine, server.worker
     assert open_sockets(engine) & open_sockets(server.process.pid)
     assert not open_sockets(engine) & open_sockets(worker)
     [folder] = left.iterdir()
     server.kill_engine()
     server.wait_for("ready", 2)
-    assert not folder.exists()
+    assert server.worker == worker
+    assert [*left.iterdir()] == [folder]
+    assert not open_sockets(server.engine) & open_sockets(worker)
     assert server.stop() == 0
     assert [*left.iterdir()] == []
 

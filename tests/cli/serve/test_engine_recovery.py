@@ -100,7 +100,7 @@ def servers() -> Iterator[list[KeptServer]]:
     started: list[KeptServer] = []
     yield started
     for server in started:
-        engines = server.engines
+        engines = server.processes
         server.close()
         wait_until(lambda engines=engines: not any(map(is_running, engines)))
 
@@ -142,7 +142,7 @@ async def test_a_server_that_starts_again_goes_on(folder: Path, servers: list[Ke
     clients = [Client(server, number) for number in range(NUM_STREAMS)]
     running = asyncio.gather(*(client.run() for client in clients))
     await _started(clients)
-    pids = [server.process.pid, *server.engines]
+    pids = [server.process.pid, *server.processes]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     server.process.wait()

@@ -28,7 +28,7 @@ def serving(folder: Path, *flags: str, **options: Any) -> Iterator[ServerWithKep
     try:
         yield server.wait_ready()  # type: ignore[misc]
     finally:
-        processes = server.engines
+        processes = server.processes
         server.close()
         wait_until(lambda: not any(map(is_running, processes)))
 

@@ -36,7 +36,7 @@ class Board:
             action()
 
     def answer(self, replica: int, grammar: str, error: str = "") -> None:
-        self.builds.built(replica, GrammarBuilt(key=self.keys[grammar], error=error))
+        self.builds.built(replica, GrammarBuilt(epoch=1, key=self.keys[grammar], error=error))
 
 
 def test_a_request_waits_for_all_workers_that_are_up() -> None:

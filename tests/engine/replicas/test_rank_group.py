@@ -259,10 +259,10 @@ def test_a_grammar_is_there_when_all_ranks_that_draw_have_it(device: str, expect
         group.prepare_grammar(message)
     assert asked == [(rank, message) for message in messages for rank in expected]
     *first, last = expected
-    assert [group.note_built(rank, GrammarBuilt(key=0)) for rank in first] == [False] * len(first)
-    assert group.note_built(last, GrammarBuilt(key=0))
+    assert [group.note_built(rank, GrammarBuilt(epoch=1, key=0)) for rank in first] == [False] * len(first)
+    assert group.note_built(last, GrammarBuilt(epoch=1, key=0))
     # One rank that cannot build it is enough, and is reported once.
-    told = [group.note_built(rank, GrammarBuilt(key=1, error="no such rule")) for rank in expected]
+    told = [group.note_built(rank, GrammarBuilt(epoch=1, key=1, error="no such rule")) for rank in expected]
     assert told == [True] + [False] * len(first)
 
 

@@ -17,7 +17,7 @@ from eventlm.worker.gpu.device import GpuError, Mark
 from eventlm.worker.gpu.forward import GpuForward
 from eventlm.worker.gpu.runner import GpuRunner
 from eventlm.worker.loop import WorkerLoop
-from eventlm.worker.protocol import WorkerFailed, encode
+from eventlm.worker.protocol import WorkerFailed, WorkerReady, encode
 from tests.worker.gpu.driven import gpu_runner, small_checkpoint
 from tests.worker.launches import launched, new_sequence, payload
 
@@ -71,7 +71,7 @@ class FailingEvent:
 
 def say(runner: GpuRunner, *, num_answers: int = 0) -> WorkerFailed:
     """What a worker with this runner says of a step that fails."""
-    loop = WorkerLoop(1, runner, SystemClock(), print)  # type: ignore[arg-type]
+    loop = WorkerLoop(WorkerReady(epoch=1, pid=1), runner, SystemClock(), print)  # type: ignore[arg-type]
     answers = list(loop.take([encode_body(LAUNCH), encode(payload(new_sequence(1, [5, 6, 7])))]))
     for _ in range(num_answers):
         assert answers == []

@@ -329,6 +329,11 @@ class WorldProcesses:
         parent = self._process.parent
         return parent.pid if parent is not None else 1
 
+    @property
+    def keeper_pid(self) -> int:
+        """As Processes.keeper_pid."""
+        return 0
+
     async def orphaned(self, parent_pid: int) -> None:
         """As Processes.orphaned."""
         process, parent = self._process, self._process.parent
