@@ -184,7 +184,7 @@ class Keeper:
         async with self._spawning:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ORPHANS_SECONDS):
-                    spawned = {each.pid for each in (*self._processes, *self._workers)}
+                    spawned = {each.pid for each in self._processes} | {each.pid for each in self._workers}
                     if self._front_ends is not None:
                         spawned |= self._front_ends.pids
                     await self._system.processes.end_orphans(spawned)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from eventlm.launchers.launcher import RankProcess, StartedRank
 from eventlm.system.parent_pipe import PipeError
+from eventlm.system.processes import KEEPER_VARIABLE
 from eventlm.system.system import System
 
 #: Of a worker, unless the engine's environment has other values: compute threads that sleep while they wait, because
@@ -30,12 +31,11 @@ async def spawn_worker(system: System, *libraries: str) -> StartedRank:
             "eventlm.worker.process",
             *pipe.addresses,
             str(processes.pid),
-            str(processes.keeper_pid),
             *libraries,
             # What a library prints is no output of this program, and is logged like its other lines.
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            environment=ENVIRONMENT,
+            environment=ENVIRONMENT | {KEEPER_VARIABLE: str(processes.keeper_pid)},
         )
     except BaseException:
         pipe.close()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 _PAGE_BYTES = resource.getpagesize()
+#: The environment variable by which a process learns the id of its parent's keeper.
+KEEPER_VARIABLE = "EVENTLM_KEEPER_PID"
 #: How often a process looks whether its parent lives.
 PARENT_POLL_S = 0.5
 #: How often a process looks whether orphans have ended, and how long they may take.

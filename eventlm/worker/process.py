@@ -1,11 +1,12 @@
 """A worker process: reads messages, runs the worker's loop and sends what that answers. Start it with
 
-    python -m eventlm.worker.process INBOX OUTBOX PARENT_PID KEEPER_PID [LIBRARY ...]
+    python -m eventlm.worker.process INBOX OUTBOX PARENT_PID [LIBRARY ...]
 
 INBOX and OUTBOX are the addresses of a pipe; if the engine is on another host, an environment variable has its keys.
 The libraries are modules that are imported before the setup is awaited. The main thread computes. A second one ends the
-process when its parent has died, so that no worker outlives its engine. With a keeper, which adopts it, it goes on for
-a while, and another engine may take it over with a setup for a new epoch. A third thread sends heartbeats, and ends the
+process when its parent has died, so that no worker outlives its engine. With a keeper, which adopts it and whose id is
+in an environment variable, it goes on for a while, and another engine may take it over with a setup for a new epoch. A
+third thread sends heartbeats, and ends the
 process when an engine on another host is silent.
 
 What they wait for is of a `System`, so all of it but `main` also runs on a simulated host.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import os
 import signal
 import sys
 import threading
@@ -27,7 +29,7 @@ from typing import NoReturn
 from eventlm.system.child_pipe import LINGER_MS
 from eventlm.system.collector import lasting_objects
 from eventlm.system.pipes import Sender
-from eventlm.system.processes import PARENT_POLL_S
+from eventlm.system.processes import KEEPER_VARIABLE, PARENT_POLL_S
 from eventlm.system.remote_ends import RemoteEnds
 from eventlm.system.system import System, real_system
 from eventlm.system.threads import run_blocking
@@ -242,12 +244,19 @@ class Worker:
 
 
 async def work(
-    system: System, arguments: Sequence[str], ends: RemoteEnds | None = None, load: Loader = load_for_good
+    system: System,
+    arguments: Sequence[str],
+    ends: RemoteEnds | None = None,
+    load: Loader = load_for_good,
+    *,
+    keeper_pid: int = 0,
 ) -> int:
-    """Do what the process is there for; its exit status. arguments: of the command line."""
-    inbox, outbox, parent_pid, keeper_pid, *libraries = arguments
+    """Do what the process is there for; its exit status. arguments: of the command line. keeper_pid: the process that
+    keeps its parent; 0: none does.
+    """
+    inbox, outbox, parent_pid, *libraries = arguments
     worker = Worker(system, inbox, outbox, ends, load)
-    system.threads.run("parent", partial(worker.watch_parent, int(parent_pid), int(keeper_pid)))
+    system.threads.run("parent", partial(worker.watch_parent, int(parent_pid), keeper_pid))
     return await worker.run(libraries)
 
 
@@ -256,9 +265,9 @@ def main() -> NoReturn:
     # Some of those who stop an engine send the signal to all of its processes; it decides when its workers leave.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    system = real_system()
+    system, keeper_pid = real_system(), int(os.environ.pop(KEEPER_VARIABLE, "0"))
     try:
-        status = run_blocking(work(system, sys.argv[1:], RemoteEnds.take()))
+        status = run_blocking(work(system, sys.argv[1:], RemoteEnds.take(), keeper_pid=keeper_pid))
     except BaseException:
         traceback.print_exc()
         status = 1

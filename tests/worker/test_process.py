@@ -65,7 +65,7 @@ class Peer:
         addresses = [f"ipc://{folder}/{name}" for name in ("in", "out")]
         self._inbox.connect(addresses[0])
         self._outbox.bind(addresses[1])
-        command = [sys.executable, "-m", "eventlm.worker.process", *addresses, str(parent_pid or os.getpid()), "0"]
+        command = [sys.executable, "-m", "eventlm.worker.process", *addresses, str(parent_pid or os.getpid())]
         self.process = subprocess.Popen([*under, *command], stderr=subprocess.PIPE, text=True)
 
     def set_up(self, **changes: Any) -> None:
@@ -305,7 +305,7 @@ def test_an_orphan_rank_takes_along_what_ranks_share(start: Callable[..., Peer],
     shared.mkdir()
     StepBoard(shared, size=1).close()
     # A shell in the engine's place, whose id takes that of the last argument.
-    peer = start(under=["sh", "-c", '"$1" "$2" "$3" "$4" "$5" $$ 0 & wait', "sh"])
+    peer = start(under=["sh", "-c", '"$1" "$2" "$3" "$4" "$5" $$ & wait', "sh"])
     peer.set_up(peers=Peers(shared_memory=str(shared)))
     peer.word()
     peer.process.kill()
@@ -365,7 +365,7 @@ def test_an_orphan_leaves_although_a_library_waits_at_its_end(
     noted = tmp_path / "pid"
     (tmp_path / "stuck.py").write_text(STUCK.replace("PATH", str(noted)))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    peer = start(under=["sh", "-c", '"$1" "$2" "$3" "$4" "$5" $$ 0 stuck & wait', "sh"])
+    peer = start(under=["sh", "-c", '"$1" "$2" "$3" "$4" "$5" $$ stuck & wait', "sh"])
     peer.set_up()
     peer.word()
     peer.shut_down()
@@ -460,7 +460,7 @@ from eventlm.worker.ranks.gloo import GlooReceiver, GlooStore
 async def run(self, libraries):
     global groups
     def group(rank):
-        return GlooStore(Peers(shared_memory=sys.argv[5]), rank, 2).group("pair", rank, 2)
+        return GlooStore(Peers(shared_memory=sys.argv[4]), rank, 2).group("pair", rank, 2)
     with ThreadPoolExecutor(2) as pool:
         groups = list(pool.map(group, range(2)))
     receiver = GlooReceiver(groups[1], 8, torch.float32, stage=0)
@@ -475,7 +475,7 @@ process.main()
 @pytest.mark.parametrize(("ending", "code", "said"), [("return 7", 7, ""), ("raise OSError('no way')", 1, "no way")])
 def test_it_ends_in_order_while_a_thread_waits_for_a_peer(tmp_path: Path, ending: str, code: int, said: str) -> None:
     sockets = [f"ipc://{tmp_path}/{name}" for name in ("in", "out")]
-    command = [sys.executable, "-c", WAITING.replace("ENDING", ending), *sockets, str(os.getpid()), "0", str(tmp_path)]
+    command = [sys.executable, "-c", WAITING.replace("ENDING", ending), *sockets, str(os.getpid()), str(tmp_path)]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert ended.returncode == code
     assert ended.stderr.splitlines()[-1:] == ([f"OSError: {said}"] if said else [])

@@ -12,11 +12,16 @@ from msgspec import structs
 from eventlm.bus.log_writer import LogWriter
 from eventlm.bus.recorder import Effect
 from eventlm.bus.spool import SpoolWriter
+from eventlm.core.core import Core
 from eventlm.engine.block_names import BlockNames
+from eventlm.engine.core_loop import CoreLoop
 from eventlm.engine.engine_core import EngineCore
-from eventlm.engine.request import Put, Submission
+from eventlm.engine.live_requests import Sink
+from eventlm.engine.recovery.replay import ReplayedCore
 from eventlm.engine.request_registry import RequestRegistry
 from eventlm.engine.spool.records import KeptReply
+from eventlm.server.endpoints import resumption
+from eventlm.server.stream_events import StreamPosition
 from tests.world.plans.plan import draw_recovering_plan
 from tests.world.planted_bug import Planted
 
@@ -59,10 +64,34 @@ def _spool_never_emptied() -> contextlib.AbstractContextManager[Any]:
 def _lost_key() -> contextlib.AbstractContextManager[Any]:
     restore = RequestRegistry.restore
 
-    def restore_without(self: RequestRegistry, kept: KeptReply, submission: Submission) -> list[Put]:
-        return restore(self, kept, structs.replace(submission, idempotency_key=None))
+    def restore_without(self: RequestRegistry, kept: KeptReply) -> Sequence[Sink]:
+        submission = kept.submission and structs.replace(kept.submission, idempotency_key=None)
+        return restore(self, structs.replace(kept, submission=submission))
 
     return patch.object(RequestRegistry, "restore", restore_without)
+
+
+def _partial_drain() -> contextlib.AbstractContextManager[Any]:
+    return patch.object(ReplayedCore, "finish", ReplayedCore._deliver)
+
+
+def _unarmed_timers() -> contextlib.AbstractContextManager[Any]:
+    make = CoreLoop.__init__
+
+    def make_armed(self: CoreLoop, core: Core, *parts: Any, **options: Any) -> None:
+        with patch.object(CoreLoop, "_arm_timer", lambda self: None):
+            make(self, core, *parts, **options)
+        self._armed_ns = core.next_timer_ns
+
+    return patch.object(CoreLoop, "__init__", make_armed)
+
+
+def _from_the_start() -> contextlib.AbstractContextManager[Any]:
+    return patch.object(resumption, "_position", lambda request: StreamPosition())
+
+
+def _untold_loss() -> contextlib.AbstractContextManager[Any]:
+    return patch.object(RequestRegistry, "rewind", lambda self: None)
 
 
 _LOST = ("nothing written is cut off", "replies are restored", "what was acknowledged outlives its engine")
@@ -90,6 +119,30 @@ IN_RECOVERY = {
     ),
     "spool never emptied": Planted(
         "No segment begins when replies are over.", ("spools forget",), _spool_never_emptied, draw_recovering_plan
+    ),
+    "partial drain kept": Planted(
+        "A drain of which decisions are missing is not cut off.",
+        ("the log verifies", "a reboot leaves what comes first"),
+        _partial_drain,
+        draw_recovering_plan,
+    ),
+    "timers not armed again": Planted(
+        "The engine that goes on does not wake for deadlines.",
+        ("late requests are dropped",),
+        _unarmed_timers,
+        draw_recovering_plan,
+    ),
+    "stream from its start": Planted(
+        "A client that resumes a stream gets all of it again.",
+        ("texts are the reference's", "cut texts begin the reference's"),
+        _from_the_start,
+        draw_recovering_plan,
+    ),
+    "loss not told": Planted(
+        "Event ids have no number after a loss.",
+        ("texts are the reference's", "cut texts begin the reference's"),
+        _untold_loss,
+        draw_recovering_plan,
     ),
     "lost idempotency key": Planted(
         "Replies come back without their idempotency keys.",

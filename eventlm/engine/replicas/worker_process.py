@@ -143,11 +143,12 @@ class WorkerProcess:
 
         Raises TimeoutError if there is nothing in time. No message is lost by that, nor when the caller is cancelled.
         """
-        while True:
+        found = await self._receive(timeout_seconds)
+        before = self._spawned.epoch if self._spawned is not None else 0
+        while before and found is not None and found.epoch == before:
+            # It was sent to the engine before.
             found = await self._receive(timeout_seconds)
-            # It may have sent some to the engine before.
-            if found is None or self._spawned is None or found.epoch != self._spawned.epoch:
-                return found
+        return found
 
     async def _receive(self, timeout_seconds: float) -> FromWorker | None:
         assert self._death is not None

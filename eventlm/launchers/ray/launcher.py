@@ -210,7 +210,7 @@ async def _start_ranks(
                 setup.replica,
                 setup.rank,
                 WORKER,
-                [*pipe.addresses, PARENT, "0"],
+                [*pipe.addresses, PARENT],
                 environment=pipe.ends.environment(),
                 defaults=ENVIRONMENT,
             )

@@ -133,7 +133,7 @@ async def test_a_start_with_a_cache_file_does_no_warm_up(
     ready: list[WorkerReady] = []
     start = ReplicaController.start
 
-    async def note(self: ReplicaController, *, warm_up: bool, spawned: None, on_progress: None) -> WorkerReady:
+    async def note(self: ReplicaController, *, warm_up: bool, **others: None) -> WorkerReady:
         ready.append(await start(self, warm_up=warm_up))
         return ready[-1]
 
@@ -170,7 +170,7 @@ async def test_a_new_measurement_is_only_made_by_the_first_replica(monkeypatch: 
     asked: list[tuple[int, bool]] = []
     start = ReplicaController.start
 
-    async def note(self: ReplicaController, *, warm_up: bool, spawned: None, on_progress: None) -> WorkerReady:
+    async def note(self: ReplicaController, *, warm_up: bool, **others: None) -> WorkerReady:
         asked.append((self.index, warm_up))
         return await start(self, warm_up=warm_up)
 

@@ -259,7 +259,7 @@ async def test_sockets_are_private_and_the_command_line_reveals_nothing(nothing_
         assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
         arguments = command_line(worker.pid)[1:]
         sockets = [f"ipc://{folder}/{name}" for name in ("in", "out")]
-        assert arguments == ["-P", "-m", "eventlm.worker.process", *sockets, str(os.getpid()), "0"]
+        assert arguments == ["-P", "-m", "eventlm.worker.process", *sockets, str(os.getpid())]
 
 
 async def test_signals_to_the_whole_group_and_code_in_the_current_folder_do_not_reach_it(
