@@ -126,6 +126,8 @@ class InferenceEngine:
         self._lost_spools: list[Path] = []
         #: Why the engine before has ended, in words, if that is known.
         self.follows = ""
+        #: When that was, on this host's monotonic clock, if that is known.
+        self.follows_ns = 0
         #: Its workers, if they outlive it.
         self.left_workers: Sequence[LeftProcess] = ()
         #: Its requests of which something is lost, with all others of their replies.
@@ -433,7 +435,9 @@ class InferenceEngine:
 
     def _take_over(self, found: DeadRun) -> None:
         """Let the requests of a run go on whose clients can come back for them."""
-        down_ns = max(self.now_ns() - found.now_ns, 0)
+        # Without a keeper nobody knows more than when it wrote its last event.
+        ended_ns = max(self.follows_ns - self.origin_ns, found.now_ns)
+        down_ns = max(self.now_ns() - ended_ns, 0)
         reason = self.follows or found.reason(self._system.clock)
         run = "" if found is self._recovered else found.header.run
         self.put_fact(Recovered(reason=reason, down_ns=down_ns, run=run))

@@ -83,6 +83,8 @@ class Keeper:
         self._engine: EngineProcess | None = None
         #: Workers of the engine before, which the next one takes over or ends.
         self._workers: list[LeftProcess] = []
+        #: When that one ended, on the monotonic clock.
+        self._ended_ns = 0
         self._standby: EngineProcess | None = None
         #: What takes over when the present engine hands over, or dies.
         self._next: EngineProcess | None = None
@@ -164,7 +166,7 @@ class Keeper:
         numbers = [] if self._front_ends is None else self._front_ends.numbers
         if self._front_ends is not None and not numbers:
             raise KeeperError("no front end is left; see the log above for why they ended")
-        engine.send(TakeOver(follows, numbers, self._address, self._workers))
+        engine.send(TakeOver(follows, numbers, self._address, self._workers, self._ended_ns))
         started = self._do(self._after_start(engine))
         worker = self._worker
         await engine.watch(
@@ -174,6 +176,7 @@ class Keeper:
             worker.start_timeout_seconds if self._has_served else 0,
         )
         started.cancel()
+        self._ended_ns = self._system.clock.monotonic_ns()
         self._has_served |= engine.is_serving
         if engine.workers is not None:
             self._workers = engine.workers

@@ -43,6 +43,7 @@ class Prepare(Struct, frozen=True, kw_only=True, tag="prepare"):
 class TakeOver(Struct, frozen=True, tag="take_over"):
     """Serve. follows: why the engine before has ended, in words; empty if there was none. front_ends: the numbers of
     those that the keeper has sockets for. address: where they listen. workers: those that the engine before has left.
+    ended_ns: when that one ended, on this host's monotonic clock; 0: there was none.
 
     The engine passes the keeper a socket for each front end, with its number. It is connected to the front end's
     process, which is started if there is none. The keeper answers `FrontEndRuns`.
@@ -52,6 +53,7 @@ class TakeOver(Struct, frozen=True, tag="take_over"):
     front_ends: list[int] = []
     address: tuple[str, int] = ("", 0)
     workers: list[LeftProcess] = []
+    ended_ns: int = 0
 
 
 class KeeperSignal(Struct, frozen=True, tag="signal"):

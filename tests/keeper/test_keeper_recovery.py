@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import time
 
 import pytest
 
@@ -92,3 +93,18 @@ def test_a_stream_goes_on_at_the_next_engine(start_kept: StartKept, number: sign
     assert server.stop() == 0
     trace = verified(server.trace)
     assert [event.reason for event in trace.of(Recovered)] == [reason]
+
+
+def test_the_time_without_an_engine_is_not_that_without_requests(start_kept: StartKept) -> None:
+    server = start_kept()
+    assert server.complete(seed=3).status == 200
+    idle_seconds = 2
+    time.sleep(idle_seconds)
+    server.kill_engine()
+    killed_ns = time.monotonic_ns()
+    server.wait_for("ready", 2)
+    down_ns = time.monotonic_ns() - killed_ns
+    assert server.stop() == 0
+    [recovered] = verified(server.trace).of(Recovered)
+    assert 0 < recovered.down_ns <= down_ns + 100_000_000
+    assert recovered.ts > recovered.down_ns + idle_seconds * 1_000_000_000

@@ -135,6 +135,7 @@ class KeptEngine:
                 if take_over.follows:
                     server.engine.follows = take_over.follows
                     server.engine.left_workers = take_over.workers
+                    server.engine.follows_ns = take_over.ended_ns
                     server.context.recovered.clear()
                 if config.server.api_servers:
                     server.engine.edges_return = bool(take_over.follows)
