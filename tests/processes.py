@@ -16,11 +16,12 @@ PATIENCE_SECONDS = 120.0
 
 
 def wait_until(condition: Callable[[], Any], *, seconds: float = PATIENCE_SECONDS) -> Any:
-    """Poll until the condition is truthy; returns what it returned."""
-    deadline = time.monotonic() + seconds
+    """Poll until the condition is truthy; returns what it returned. A long wait is polled less often."""
+    begun = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
+        waited = time.monotonic() - begun
+        assert waited < seconds, "it did not happen in time"
+        time.sleep(min(max(0.005, waited / 20), 0.025))
     return found
 
 

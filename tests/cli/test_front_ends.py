@@ -22,8 +22,10 @@ from tests.cli.streams import Stream, until_all_have
 from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
 from tests.serving import Server
 
-NUM_REQUESTS = 30
+NUM_REQUESTS = 20
 SLOW = "base_ns=20000000"
+#: Of a stream that ends after two seconds.
+NUM_TOKENS = 100
 
 
 def front_end_pids(server: Server) -> list[int]:
@@ -81,7 +83,7 @@ async def run_load(server: Server) -> dict[int, list[tuple[str, str]]]:
 
 async def test_the_outcomes_are_the_same_however_many_front_ends_there_are(start_server: StartServer) -> None:
     outcomes = []
-    for num_front_ends in (0, 1, 2):
+    for num_front_ends in (0, 2):
         server = start_server("--model", "fake", "--fake", "base_ns=300000", "--api-servers", str(num_front_ends))
         assert len(front_end_pids(server)) == num_front_ends
         texts = await run_load(server)
@@ -97,14 +99,15 @@ async def test_the_outcomes_are_the_same_however_many_front_ends_there_are(start
         )
         if num_front_ends == 2:
             assert {event.scheduling.front_end for event in arrivals.values()} == {1, 2}
-    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert outcomes[0] == outcomes[1]
 
 
 async def test_a_killed_front_end_takes_its_own_requests_with_it_and_no_others(start_server: StartServer) -> None:
     server = start_server("--model", "fake", "--fake", SLOW, "--api-servers", "2", "--validate-every", "1")
     async with server.async_client() as client:
         streams = [
-            Stream(client, model="fake", prompt=f"prompt {seed}", seed=seed, max_tokens=250) for seed in range(16)
+            Stream(client, model="fake", prompt=f"prompt {seed}", seed=seed, max_tokens=NUM_TOKENS)
+            for seed in range(16)
         ]
         running = [asyncio.create_task(stream.run()) for stream in streams]
         await until_all_have(streams, 3)
@@ -118,7 +121,7 @@ async def test_a_killed_front_end_takes_its_own_requests_with_it_and_no_others(s
         wait_until(lambda: len(set(front_end_pids(server)) - {pid}) == 2)
         wait_until(lambda: all(figures(server)["eventlm:front_end_up", str(number)] for number in (1, 2)))
         again = await asyncio.gather(
-            *(Stream(client, model="fake", prompt="again", seed=seed, max_tokens=8).run() for seed in range(40))
+            *(Stream(client, model="fake", prompt="again", seed=seed, max_tokens=8).run() for seed in range(12))
         )
         assert all(stream.error is None for stream in again)
     samples = figures(server)
@@ -130,7 +133,7 @@ async def test_a_killed_front_end_takes_its_own_requests_with_it_and_no_others(s
     requests = [line for line in log_lines(server) if line["event"] == "request" and "seq" in line]
     assert all(line["request_id"].startswith("req-") for line in requests)
     numbers = {event.s: event.scheduling.front_end for event in trace.of(Arrived)}
-    assert len(requests) > 40
+    assert len(requests) > 12
     assert all(line["front_end"] == numbers[line["seq"]] for line in requests)
     [fact] = trace.of(FrontEndLost)
     assert fact.front_end == lost["front_end"]
@@ -143,7 +146,7 @@ async def test_a_killed_front_end_takes_its_own_requests_with_it_and_no_others(s
 
 
 def expected_text(stream: Stream) -> str:
-    return expected({"seed": stream.seed, "max_tokens": 250, "stop": None}, 0)[0]
+    return expected({"seed": stream.seed, "max_tokens": NUM_TOKENS, "stop": None}, 0)[0]
 
 
 async def test_sigterm_lets_streams_of_all_front_ends_end_and_a_second_signal_ends_them(
@@ -152,7 +155,7 @@ async def test_sigterm_lets_streams_of_all_front_ends_end_and_a_second_signal_en
     server = start_server("--model", "fake", "--fake", SLOW, "--api-servers", "2", "--drain-seconds", "600")
     async with server.async_client() as client:
         streams = [
-            Stream(client, model="fake", prompt="hi", seed=seed, max_tokens=8000 if seed % 2 else 250)
+            Stream(client, model="fake", prompt="hi", seed=seed, max_tokens=8000 if seed % 2 else NUM_TOKENS)
             for seed in range(16)
         ]
         running = [asyncio.create_task(stream.run()) for stream in streams]

@@ -172,7 +172,9 @@ def test_a_model_without_a_chat_template(tmp_path: Path) -> None:
     assert "this model has no chat template; leave --chat out" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGTERM, signal.SIGKILL]
+)
 def test_nothing_is_left_of_it(tmp_path: Path, number: signal.Signals) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()

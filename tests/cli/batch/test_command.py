@@ -97,7 +97,7 @@ def test_why_requests_fail_is_said_and_resume_does_not_run_them_again(tmp_path: 
 
 
 def test_an_interruption_keeps_what_is_done_and_resume_does_the_rest(tmp_path: Path) -> None:
-    write(tmp_path, *(line(seed) for seed in range(60)))
+    write(tmp_path, *(line(seed) for seed in range(30)))
     flags = ["batch", "run", "in.jsonl", "-o", "out.jsonl", "--model", "fake", "--fake", "base_ns=10000000"]
     flags += ["--max-num-seqs", "2", "--record", "runs"]
     process = subprocess.Popen(command(*flags), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
@@ -108,17 +108,17 @@ def test_an_interruption_keeps_what_is_done_and_resume_does_the_rest(tmp_path: P
     assert process.returncode == 130
     kept = output.read_bytes()
     done = {each["custom_id"] for each in read(output)}
-    assert errors == f"eventlm: {len(done)} requests done, 0 failed, of 60\n"
-    assert 5 <= len(done) < 60
+    assert errors == f"eventlm: {len(done)} requests done, 0 failed, of 30\n"
+    assert 5 <= len(done) < 30
     # What a crash may leave.
     output.write_bytes(kept + b'{"id": "batch_req_6')
     again = run(tmp_path, "--resume", "--record", "runs")
-    assert (again.returncode, again.stderr.splitlines()[-1]) == (0, "eventlm: 60 requests done, 0 failed, of 60")
+    assert (again.returncode, again.stderr.splitlines()[-1]) == (0, "eventlm: 30 requests done, 0 failed, of 30")
     found = read(output)
     assert output.read_bytes().startswith(kept)
-    assert Counter(each["custom_id"] for each in found) == Counter(f"r{seed}" for seed in range(60))
+    assert Counter(each["custom_id"] for each in found) == Counter(f"r{seed}" for seed in range(30))
     trace = verified(tmp_path / "runs" / "latest" / "trace.jsonl")
-    assert {f"r{event.seed}" for event in trace.of(Arrived)} == {f"r{seed}" for seed in range(60)} - done
+    assert {f"r{event.seed}" for event in trace.of(Arrived)} == {f"r{seed}" for seed in range(30)} - done
     # Nothing is left to do, so no model is loaded.
     assert run(tmp_path, "--resume", "--model", "no/such/model").returncode == 0
 

@@ -281,7 +281,7 @@ def test_step_starts_what_is_elsewhere_before_it_measures(run_here: RunHere, tmp
     assert err == "eventlm: error: no cluster has answered\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_step_is_stopped_while_the_machine_is_measured(tmp_path: Path, number: int) -> None:
     """However long the process that measures would take."""
     process = start("step", "--model", "fake", cwd=tmp_path)

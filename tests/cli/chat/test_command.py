@@ -138,7 +138,9 @@ def test_input_that_is_not_utf8(tmp_path: Path) -> None:
     assert b"standard input is not valid UTF-8: invalid start byte" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak), signal.SIGKILL]
+)
 def test_nothing_is_left_of_it(tmp_path: Path, number: signal.Signals) -> None:
     with subprocess.Popen(
         command("chat", *ENDLESS), cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -46,16 +46,12 @@ def curl_arguments(hint: str, **environment: str) -> list[str]:
     return done.stdout.split("\0")[:-1]
 
 
-def test_the_ready_line_has_the_ranks_and_all_models(start_server: StartServer) -> None:
+def test_its_lines_have_the_ranks_and_the_names_of_all_models(start_server: StartServer) -> None:
     other = "other:model=fake,served_model_name=second"
     server = start_server("--model", "fake", "--tensor-parallel-size", "2", "--replicaset", other)
     ready = server.log_event("ready")
     assert (ready["model"], ready["models"], ready["ranks"], ready["replicas"]) == ("fake", ["fake", "second"], 2, 2)
     assert server.log_event("loading")["models"] == ["fake", "second"]
-
-
-def test_a_lost_worker_has_the_name_of_its_model_among_several(start_server: StartServer) -> None:
-    server = start_server("--model", "fake", "--replicaset", "other:model=fake,served_model_name=second")
     os.kill(server.worker_pids[1], signal.SIGKILL)
     wait_until(lambda: "worker lost" in server.stderr)
     lost = server.log_event("worker lost")
@@ -118,10 +114,8 @@ def test_in_a_log_of_text_the_command_stands_by_itself(start_server: StartServer
     assert (flag, json.loads(body)["model"]) == ("-d", "it's $HOME")
 
 
-def test_the_command_says_where_a_key_of_a_file_comes_from(start_server: StartServer) -> None:
-    flags = ["--model", "fake", "--api-keys-file", "keys.toml"]
-    keys = f"[[keys]]\nname = 'a'\nsha256 = '{'0' * 64}'\n"
-    hint = start_server(*flags, files={"keys.toml": keys}).log_event("ready")["hint"]
+def test_the_command_says_where_a_key_of_a_file_comes_from() -> None:
+    hint = _hint("http://x", "m", ServerConfig(api_keys_file="keys.toml"))
     assert "EVENTLM_API_KEY" not in hint
     assert hint.startswith("# first put one of the keys of --api-keys-file into K\ncurl ")
     assert "Authorization: Bearer a-key" in curl_arguments(hint, K="a-key")
@@ -135,8 +129,8 @@ def test_the_command_says_to_find_a_key_that_the_shell_does_not_have(monkeypatch
     assert "Authorization: Bearer a-key" in curl_arguments(hint, K="a-key")
 
 
-def test_the_command_sends_the_key_that_the_shell_has(start_server: StartServer) -> None:
-    server = start_server("--model", "fake", environment={"EVENTLM_API_KEY": "the-key"})
-    hint = server.log_event("ready")["hint"]
+def test_the_command_sends_the_key_that_the_shell_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENTLM_API_KEY", "the-key")
+    hint = _hint("http://x", "m", ServerConfig(api_key="the-key"))
     assert "the-key" not in hint
     assert "Authorization: Bearer the-key" in curl_arguments(hint, EVENTLM_API_KEY="the-key")

@@ -84,7 +84,7 @@ async def test_what_cannot_go_on_is_told_and_never_shown_twice(start_server: Sta
         await asyncio.to_thread(server.stop_and_verify)
 
 
-@pytest.mark.parametrize("status", [400, 422])
+@pytest.mark.parametrize("status", [400, pytest.param(422, marks=pytest.mark.soak)])
 async def test_a_refusal_reaches_the_client_as_it_was_said(start_server: StartServer, status: int) -> None:
     async with StubBackend("vllm") as stub:
         body = '{"error": {"message": "no such grammar", "type": "BadRequestError", "param": "guided", "code": "x"}}'

@@ -22,6 +22,8 @@ KEY = "s3cr3t-of-the-backend"
 #: What only own workers, and tokenizers of checkpoints, need.
 HEAVY = {"torch", "transformers", "tokenizers", "numpy", "ray", "triton"}
 NOBODY = "http://127.0.0.1:9"
+#: All its blocks are looked at after every event of a trace.
+SMALL_CACHE = ("--backend-cache-tokens", "4096")
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -33,6 +35,7 @@ async def test_it_serves_what_backends_answer_and_loads_nothing_for_models(start
         server = await asyncio.to_thread(
             start_server,
             *("--backend", f"{first.url},key_env=BACKEND_KEY", "--backend", second.url, "--backend", NOBODY),
+            *SMALL_CACHE,
             environment={"PYTHONPROFILEIMPORTTIME": "1", "BACKEND_KEY": KEY},
         )
         loaded = set(re.findall(r"import time: .*\| +(\w+)$", server.stderr, re.MULTILINE))
@@ -65,7 +68,9 @@ async def test_it_serves_what_backends_answer_and_loads_nothing_for_models(start
 async def test_front_ends_and_own_workers_beside(start_server: StartServer) -> None:
     async with StubBackend("vllm") as stub:
         server = await asyncio.to_thread(
-            start_server, "fake", "--replicaset", f"b:backend={stub.url},served_model_name=other", "--api-servers", "2"
+            start_server,
+            *("fake", "--replicaset", f"b:backend={stub.url},served_model_name=other", "--api-servers", "1"),
+            *("--num-blocks", "600", *SMALL_CACHE),
         )
         client = server.async_client()
         chat = await client.chat.completions.create(model="other", messages=MESSAGES, seed=3)  # type: ignore[arg-type]
@@ -89,7 +94,7 @@ async def test_a_file_of_backends_is_followed(start_server: StartServer, tmp_pat
     async with StubBackend("vllm") as first, StubBackend("vllm") as second:
         replace(first.url)
         server = await asyncio.to_thread(
-            start_server, "--backend", f"file:{path},max_concurrency=1", "--probe-interval-ms", "20"
+            start_server, "--backend", f"file:{path},max_concurrency=1", "--probe-interval-ms", "20", *SMALL_CACHE
         )
         client = server.async_client()
         replace(second.url)

@@ -43,7 +43,7 @@ CANARY_FIELDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("front_ends", ["0", "1"])
+@pytest.mark.parametrize("front_ends", [pytest.param("0", marks=pytest.mark.soak), "1"])
 def test_no_prompt_and_no_secret_reach_the_trace_or_the_log(start_server: StartServer, front_ends: str) -> None:
     environment = {"EVENTLM_API_KEY": f"{CANARY}-key"}
     server = start_server("--model", "fake", "--api-servers", front_ends, environment=environment)

@@ -17,6 +17,8 @@ from tests.server.auth.test_api_keys import bearer
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 HEADER = "x-eventlm-model"
+#: All blocks are looked at after every event of the trace.
+SMALL_CACHE = 4096
 KEYS = """
 [[keys]]
 name = "all"
@@ -32,8 +34,9 @@ async def test_own_workers_answer_for_backends_that_are_gone_and_those_shadow_th
         server = await asyncio.to_thread(
             start_server,
             *("fake", "--replicaset", f"b:backend={stub.url},served_model_name=other,max_failures=1"),
+            *("--backend-cache-tokens", str(SMALL_CACHE), "--num-blocks", "600"),
             *("--model-rules", "other:fallback=fake", "--model-rules", "fake:shadow=other,shadow_percent=100"),
-            *("--api-servers", "2", "--probe-interval-ms", "20"),
+            *("--api-servers", "1", "--probe-interval-ms", "20"),
         )
         client = server.async_client().chat.completions.with_raw_response
 
@@ -68,6 +71,7 @@ async def test_sessions_stay_with_their_backends_while_those_come_and_go(start_s
         server = await asyncio.to_thread(
             start_server,
             *("--backend", first.url, "--router", "session_affinity", "--api-keys-file", "keys.toml"),
+            *("--backend-cache-tokens", str(SMALL_CACHE)),
             files={"keys.toml": KEYS},
         )
         client = server.async_client(api_key="sk-all")

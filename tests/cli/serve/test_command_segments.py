@@ -50,7 +50,7 @@ async def test_every_file_of_a_run_verifies_alone_and_all_of_them_together(
     assert "is still being written" in capsys.readouterr().err
     await loading
     # What is lost must be under way, however long the reading took.
-    loading = asyncio.create_task(_complete(server, range(16), max_tokens=400))
+    loading = asyncio.create_task(_complete(server, range(16), max_tokens=200))
     num_files = len(list(folder.glob("trace-*.jsonl")))
     await asyncio.to_thread(wait_until, lambda: len(list(folder.glob("trace-*.jsonl"))) > num_files)
     os.kill(server.worker_pids[0], signal.SIGKILL)

@@ -38,11 +38,12 @@ def complete(server: Server, traceparent: str = "") -> None:
     assert server.request("POST", "/v1/completions", body, headers).status == 200
 
 
-@pytest.mark.parametrize("front_ends", [(), ("--api-servers", "2")], ids=["alone", "front ends"])
-def test_spans_of_a_server(start_server: StartServer, front_ends: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("num_front_ends", [pytest.param("0", marks=pytest.mark.soak), "1"])
+def test_spans_of_a_server(start_server: StartServer, num_front_ends: str) -> None:
     with receiving() as receiver:
         environment = {"OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=a%20b"}
-        server = start_server("--model", "fake", "--otlp-endpoint", receiver.url, *front_ends, environment=environment)
+        flags = ("--otlp-endpoint", receiver.url, "--api-servers", num_front_ends)
+        server = start_server("--model", "fake", *flags, environment=environment)
         for number in range(6):
             complete(server, f"00-{TRACE}-{SPAN}-01" if number % 2 else "")
         complete(server, "nonsense")
@@ -82,10 +83,10 @@ def check_all(server: Server, receiver: Receiver) -> None:
 def test_live_spans_are_those_of_the_trace_over_many_segments(start_server: StartServer) -> None:
     with receiving() as receiver:
         server = start_server(
-            "--model", "fake", "--otlp-endpoint", receiver.url, "--record-segment", "40KB", "--max-num-seqs", "4"
+            "--model", "fake", "--otlp-endpoint", receiver.url, "--record-segment", "16KiB", "--max-num-seqs", "4"
         )
         with ThreadPoolExecutor(8) as clients:
-            replies = list(clients.map(lambda number: server.complete(max_tokens=20 + number, n=2), range(48)))
+            replies = list(clients.map(lambda number: server.complete(max_tokens=20 + number, n=2), range(16)))
         assert {reply.status for reply in replies} == {200}
         wait_until(lambda: len(receiver.roots) == len(replies))
         assert server.stop() == 0, server.stderr

@@ -13,7 +13,7 @@ from tests.serving import CLIENT_SETTINGS, Server, command
 WITHOUT_STDIN_AND_STDOUT = ["bash", "-c", 'exec "$@" <&- >&-', "bash", sys.executable, "-m", "eventlm"]
 
 
-@pytest.mark.parametrize("front_ends", [0, 1])
+@pytest.mark.parametrize("front_ends", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_a_server_without_them_serves(tmp_path: Path, front_ends: int) -> None:
     server = Server(tmp_path, "--model", "fake", "--api-servers", str(front_ends), program=WITHOUT_STDIN_AND_STDOUT)
     try:
@@ -24,7 +24,16 @@ def test_a_server_without_them_serves(tmp_path: Path, front_ends: int) -> None:
         server.close()
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    [
+        ">&-",
+        "2>&-",
+        "<&- >&- 2>&-",
+        pytest.param("<&-", marks=pytest.mark.soak),
+        pytest.param("<&- 2>&-", marks=pytest.mark.soak),
+    ],
+)
 def test_a_command_does_its_work_and_writes_to_what_is_open(tmp_path: Path, closed: str) -> None:
     done = subprocess.run(
         ["bash", "-c", f'exec "$@" {closed}', "bash", *command("generate", "--model", "fake", "--seed", "1", "hi")],

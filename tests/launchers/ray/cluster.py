@@ -24,6 +24,12 @@ _RAY = [
 ]
 #: Ray gives a node half a minute to join, which may be too little on a busy machine.
 _ATTEMPTS = 4
+_ENVIRONMENT = {
+    # Otherwise what a node starts has the lowest priority, and other tests come first.
+    "RAY_worker_niceness": "0",
+    # A node that does not answer five times has died. Ray asks every three seconds.
+    "RAY_health_check_period_ms": "500",
+}
 #: Ray replaces 127.0.0.1 by the host's own address.
 _HEAD = "127.0.0.10"
 
@@ -46,8 +52,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Otherwise what it starts has the lowest priority, and other tests come first.
-                env=os.environ | {"RAY_worker_niceness": "0"},
+                env=os.environ | _ENVIRONMENT,
                 start_new_session=True,
             )
 

@@ -34,6 +34,7 @@ pytestmark = pytest.mark.long
 OpenDashboard = Callable[..., OpenedDashboard]
 WIDE: dict[str, Any] = {"viewport": {"width": 1440, "height": 900}}
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True}
+SETTINGS = [WIDE, pytest.param(PHONE | {"color_scheme": "dark"}, marks=pytest.mark.soak)]
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
     "</script><script>document.title='owned'</script>",
@@ -121,7 +122,7 @@ def test_charts_go_on_while_one_points_at_them(loaded: Server, open_dashboard: O
     expect(page.page.get_by_role("status").filter(has_text="Generated")).to_have_count(1)
 
 
-@pytest.mark.parametrize("settings", [WIDE, PHONE | {"color_scheme": "dark"}])
+@pytest.mark.parametrize("settings", SETTINGS)
 def test_stages_and_kv_groups_are_shown(
     guarded: RunningServer, open_dashboard: OpenDashboard, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
@@ -164,7 +165,7 @@ def gateway(guarded: RunningServer, monkeypatch: pytest.MonkeyPatch) -> RunningS
     return guarded
 
 
-@pytest.mark.parametrize("settings", [WIDE, PHONE | {"color_scheme": "dark"}])
+@pytest.mark.parametrize("settings", SETTINGS)
 def test_backends_are_shown(gateway: RunningServer, open_dashboard: OpenDashboard, settings: dict[str, Any]) -> None:
     page = open_dashboard(gateway.url, **settings).enter()
     expect(page.page.locator(".verdict")).to_have_text("1 of 3 backends down")
