@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,9 +73,14 @@ def drop_a_tensor(folder: Path) -> None:
     edit_json(folder / "config.json", num_hidden_layers=3)
 
 
-BREAKS: list[tuple[Callable[[Path], object], str]] = [
+BREAKS: list[Any] = [
     (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
-    (lambda folder: edit_json(folder / "config.json", model_type="mamba", architectures=["Mamba"]), "Mamba"),
+    pytest.param(
+        lambda folder: edit_json(folder / "config.json", model_type="mamba", architectures=["Mamba"]),
+        "Mamba",
+        # transformers is asked in a process of its own.
+        marks=pytest.mark.soak,
+    ),
     (cut_weights, "cut short or damaged"),
     (scramble_weights, "cut short or damaged"),
     (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),

@@ -17,7 +17,7 @@ OpenPage = Callable[..., OpenedFile]
 PHONE = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True}
 DESK = {"viewport": {"width": 1440, "height": 900}}
 TABS = ("Findings", "Overview", "Timeline", "Over time", "Replicas", "Requests")
-#: Of the causes that are planted, those that most tell a report from another.
+#: The planted causes that are looked for whenever tests run; tests/look/findings finds all of them, without a browser.
 SHOWN = ("starving_key", "stalling_batcher")
 ALL_TABS = (*TABS, "What if", "Two runs")
 
