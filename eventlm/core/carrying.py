@@ -23,7 +23,7 @@ from eventlm.events import Arrived
 
 
 class CarriedState(Struct, frozen=True, kw_only=True):
-    """What a snapshot says of requests. The rest of it is not read, so that it may be that of another version."""
+    """What a snapshot says of requests. The rest of it is not read: another version may have written it otherwise."""
 
     next_seq: int
     now_ns: int
@@ -85,7 +85,7 @@ def carry(
         now_ns=taken.now_ns,
         paused=taken.paused,
         rng_digest=taken.rng_digest,
-        timers=[timer for timer in taken.timers if timer[1] in arrivals],
+        timers=sorted(timer for timer in taken.timers if timer[1] in arrivals),
         requests=requests,
         recoveries=[each for each in taken.recoveries if each[0] in arrivals] or UNSET,
         unrouted=unrouted[0],

@@ -15,6 +15,7 @@ from eventlm.core.state.core_state import CoreState, Recoveries
 from eventlm.core.state.sequence import Sequence, State
 from eventlm.core.worker_facts import lose
 from eventlm.events import Recovered
+from eventlm.events.facts import RESTART
 
 #: A sequence ends with the last of so many recoveries in a row without a token.
 MOST_RECOVERIES = 3
@@ -30,7 +31,8 @@ def recover(state: CoreState, fact: Recovered) -> None:
         for replica in replicaset.replicas:
             if replica.up:
                 lose(state, replica)
-    _end_repeated(state)
+    if fact.reason != RESTART:
+        _end_repeated(state)
 
 
 def _end_repeated(state: CoreState) -> None:

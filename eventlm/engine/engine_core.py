@@ -166,7 +166,9 @@ class EngineCore:
             self._deliver()
 
     def go_on(self) -> None:
-        """The core is that of a run whose engine has died: go on in a segment of its own. Raises LogWriteError."""
+        """The core is that of a run whose engine has died or handed over: go on in a segment of its own. Raises
+        LogWriteError.
+        """
         recorder = self._recorder
         assert recorder is not None
         self._start_segment(recorder)
@@ -195,7 +197,7 @@ class EngineCore:
         self._settle(self._recorder)
 
     def hand_over(self) -> None:
-        """Close the log between two drains, so that another engine need follow nothing of it."""
+        """Close the log between two drains, so that the next engine has nothing to replay."""
         if self._recorder is not None and self._spool is not None:
             self._recorder.settle()
             self._start_segment(self._recorder)

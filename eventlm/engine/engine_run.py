@@ -136,7 +136,11 @@ class EngineRun(NamedTuple):
                 spool_writer = SpoolWriter(parts.system.disk, spool_folder(parts.system, record.recover) / run)
             try:
                 writer = make_writer(parts.system, record, run, digest_key, sync_time.observe, spool=spool_writer)
-                return begin(writer, spool_writer)
+                try:
+                    return begin(writer, spool_writer)
+                except BaseException:
+                    writer.close()
+                    raise
             except LogWriteError as error:
                 if _is_asked_for(config):
                     raise
@@ -248,10 +252,11 @@ def _begin(
     if carried is None:
         core = Core(*core_parts[0], core_parts[1:])
     else:
-        core = carry_over(carried, setups, core_parts, live, parts.registry)
+        core = carry_over(carried, header, setups, core_parts, live, parts.registry)
         if carried.may_lack_outputs(parts.system.clock):
             parts.registry.rewind()
-        parts.metrics.take_up(header, msgspec.json.decode(core.snapshot(), type=StateSnapshot), [])
+        begun = structs.replace(header, ts=core.state.now_ns)
+        parts.metrics.take_up(begun, msgspec.json.decode(core.snapshot(), type=StateSnapshot), [])
     previous_h = None if carried is None else carried.end.last_h
     return _attach(header, core, live, setups, parts, sync_time, writer, spool_writer, previous_h)
 
@@ -267,8 +272,8 @@ def _attach(
     spool_writer: SpoolWriter | None,
     previous_h: str | None = None,
 ) -> EngineRun:
-    """Connect a core with the parts of the engine. Its first lines are written. previous_h: the hash of the last line
-    of the run whose requests it has.
+    """Connect a core with the parts of the engine. Its first lines are written. previous_h: of a core with the requests
+    of another run, the hash of the last line of that; None for all others.
     """
     config = setups[0].config
     record = config.record

@@ -71,7 +71,7 @@ from eventlm.engine.request import (
 from eventlm.engine.request_check import check_group
 from eventlm.engine.request_registry import ReplyStatus, RequestRegistry, reply_status
 from eventlm.engine.setup import EngineSetup, make_run_id, worker_setups
-from eventlm.errors import EventLMError
+from eventlm.errors import EventLMError, InvariantError
 from eventlm.events import Cancelled, Fact, FrontEndLost, Recovered, WorkerLost, WorkerUp
 from eventlm.grammars import GrammarError
 from eventlm.launchers.launcher import StartedRank
@@ -252,8 +252,8 @@ class InferenceEngine:
         """Replicas that wait until their launcher has room for a worker."""
         return self._replicas.num_waiting_for_room
 
-    def room_changed(self) -> None:
-        """As ReplicaOwner.room_changed."""
+    def workers_changed(self) -> None:
+        """As ReplicaOwner.workers_changed."""
         self._tell_state()
 
     @property
@@ -336,7 +336,7 @@ class InferenceEngine:
                 PredictorSource(setup.config, next(iter(worker_setups(setup)), None)) for setup in self.setups
             ]
             started = await self._replicas.start(
-                must_measure=[self._left is None and each.must_measure for each in predictors],
+                must_measure=[self._recovered is None and each.must_measure for each in predictors],
                 spawned=spawned,
                 left=self.left_workers,
                 on_progress=on_progress,
@@ -376,7 +376,8 @@ class InferenceEngine:
             await self._replicas.stop()
             await self._backends.stop()
             if self._left is not None:
-                if self._engine_core is None and isinstance(error, EventLMError | asyncio.CancelledError):
+                is_known = isinstance(error, EventLMError | asyncio.CancelledError)
+                if self._engine_core is None and is_known and not isinstance(error, InvariantError):
                     # No worker could start, for example, or the disk was full.
                     self._left.forget_attempts(self._system.disk)
                 # The next engine may still go on with it.

@@ -11,8 +11,8 @@ from eventlm.engine.spool.records import DrainRecords, KeptReply, Record, SpoolH
 
 
 class RequestSpool:
-    """Makes the frames of a spool. trace: the run's folder. first_s: where its first segment begins. The
-    rest is as SpoolHead has it.
+    """Makes the frames of a spool. trace: the run's folder. first_s: where its first segment begins. The rest
+    is as SpoolHead has it.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from eventlm.keeper.protocol import (
     encode,
     kept_options,
 )
-from eventlm.system.left_process import LeftProcess
+from eventlm.system.left_process import LeftProcess, remove_pipe
 from eventlm.system.listening_sockets import bind_sockets
 from eventlm.system.passed_sockets import PassedSockets
 from eventlm.system.system import System
@@ -42,6 +42,9 @@ START_LEAVE_SECONDS = 2.0
 HAND_OVER_SECONDS = 30.0
 #: How long what a dead engine has started may take to end.
 ORPHANS_SECONDS = 30.0
+
+#: Why an engine has ended that handed over, as the log has it.
+RESTARTED = "restart"
 
 log = structlog.get_logger("eventlm.keeper")
 
@@ -133,8 +136,10 @@ class Keeper:
                 await each.kill()
             if self._front_ends is not None:
                 await self._front_ends.close()
-            self._workers = []
+            left, self._workers = self._workers, []
             await self._end_orphans()
+            for worker in left:
+                remove_pipe(worker.addresses)
             for bound in self._sockets:
                 bound.close()
 
@@ -158,7 +163,7 @@ class Keeper:
             successor = await self._successor(engine)
             if self._stop.is_set():
                 return self._stopped(engine)
-            follows, engine = engine.ending if engine.status else "restart", successor
+            follows, engine = engine.ending if engine.status else RESTARTED, successor
             self._engine = successor
 
     async def _serve(self, engine: EngineProcess, follows: str) -> None:

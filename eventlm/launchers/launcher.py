@@ -67,14 +67,15 @@ class ReportedProcess(RankProcess, Protocol):
 
 
 class StartedRank(NamedTuple):
-    """A process that waits for its setup. host: where it runs; empty: on this host, whose clock it has. epoch: of the
-    engine that had it before; 0: it has had none.
+    """A process that waits for its setup. host: where it runs; empty: on this host, whose clock it has. epoch: the one
+    that it had with an engine before; 0: it has had none. fingerprint: of the model that it has loaded by then.
     """
 
     pipe: ParentPipe
     process: RankProcess
     host: str = ""
     epoch: int = 0
+    fingerprint: str = ""
 
 
 class StartedRanks(Protocol):

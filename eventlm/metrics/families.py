@@ -264,7 +264,7 @@ FAMILIES: tuple[Family, ...] = (
     _engine(COUNTER, "eventlm:plugin_failures", "Unusable answers of plug-ins.", lambda m: m.log.num_plugin_failures),
     _engine(GAUGE, "eventlm:engine_state", "1 for the state the engine is in.",
             lambda m: {state: int(state == m.state) for state in STATES}, by="state"),
-    _engine(COUNTER, "eventlm:recoveries", "Engines that died, and another one went on with the run.",
+    _engine(COUNTER, "eventlm:recoveries", "Engines that another one has followed.",
             lambda m: m.num_recoveries),
     _engine(GAUGE, "eventlm:engine_paused", "1 while an operator has paused launches.", lambda m: int(m.paused)),
     _engine(GAUGE, "eventlm:replicas_waiting_for_room", "Replicas that wait for room for their workers.",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -18,9 +20,14 @@ class LeftProcess(Struct, frozen=True, array_like=True):
     about: bytes
 
 
+def remove_pipe(addresses: tuple[str, str]) -> None:
+    """Remove the files of a pipe that has no end any more."""
+    shutil.rmtree(Path(addresses[0].removeprefix("ipc://")).parent, ignore_errors=True)
+
+
 class AdoptedProcess:
     """One of this host that another process has started, as `eventlm.launchers.launcher.ReportedProcess`. Its exit
-    status is never known. Raises OSError if it is gone.
+    status is never known. Raises OSError if there is no such process.
     """
 
     is_end_of_all = False

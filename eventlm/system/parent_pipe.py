@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import tempfile
 from pathlib import Path
 
 import zmq
 import zmq.asyncio
+
+from eventlm.system.left_process import remove_pipe
 
 #: Raised by a pipe that cannot be opened or read.
 PipeError = zmq.ZMQError
@@ -31,8 +32,7 @@ class ZmqParentPipe:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eventlm-")))
                 addresses = (f"ipc://{folder / 'in'}", f"ipc://{folder / 'out'}")
             else:
-                folder = Path(addresses[0].removeprefix("ipc://")).parent
-                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+                stack.callback(remove_pipe, addresses)
             self.addresses = addresses
             for end in (self._to_child, self._from_child):
                 end.set(zmq.LINGER, 0)

@@ -16,26 +16,29 @@ from eventlm.engine.recovery.dead_run import CarriedRequests
 from eventlm.engine.request_registry import RequestRegistry
 from eventlm.engine.setup import EngineSetup
 from eventlm.engine.spool.records import KeptRequest
-from eventlm.events import Arrived
+from eventlm.events import Arrived, Header
+from eventlm.events.markers import ReplicasetRecord
 
 log = structlog.get_logger("eventlm.engine")
 
 
 def carry_over(
     carried: CarriedRequests,
+    header: Header,
     setups: Sequence[EngineSetup],
     parts: Sequence[SetParts],
     live: LiveRequests,
     registry: RequestRegistry,
 ) -> Core:
-    """A core that goes on with the requests, which `live` and `registry` take in. setups, parts: of each replicaset.
+    """A core that goes on with the requests, which `live` and `registry` take in. header: of the run that begins.
+    setups, parts: of each replicaset.
 
     A reply goes on with all its requests, or is lost.
     """
     arrivals, going_on = carried.state.arrivals, dict[int, Arrived]()
     num_lost = Counter(dict.fromkeys(["a part of it was lost"], len(carried.damaged)))
     for kept in carried.replies:
-        found = (_obstacle(each, carried, setups) for each in kept.live)
+        found = (_obstacle(each, carried, header, setups) for each in kept.live)
         if obstacle := next(filter(None, found), ""):
             num_lost[obstacle] += sum(each.seq not in carried.damaged for each in kept.live)
             continue
@@ -48,17 +51,25 @@ def carry_over(
     return carry(carried.state, going_on, *first, others)
 
 
-def _obstacle(kept: KeptRequest, carried: CarriedRequests, setups: Sequence[EngineSetup]) -> str:
+def _obstacle(kept: KeptRequest, carried: CarriedRequests, header: Header, setups: Sequence[EngineSetup]) -> str:
     """Why a request cannot go on with an engine of these setups; empty if it can."""
     request = kept.request
-    model, before = request.scheduling.model, carried.header.config["model"]["model"]
+    model = request.scheduling.model
     if kept.seq in carried.damaged:
         return "another request of its reply was damaged"
-    core = next((setup.core for setup in setups if model in setup.core.models), setups[0].core)
-    if model not in core.models and before != setups[0].config.model.model:
+    before, number = _set_of(model, carried.header.sets), _set_of(model, header.sets)
+    fingerprint = header.sets[number].model_fingerprint
+    # The first set also serves what has a name that it no longer has.
+    if (before and not number) or carried.header.sets[before].model_fingerprint != fingerprint:
         return f"the model {model!r} is no longer served"
+    core = setups[number].core
     if (request.forwarded is None) != (core.forwards is UNSET):
         return f"the model {model!r} is served in another way"
     if len(request.prompt_token_ids) + request.max_tokens > core.max_model_len:
         return f"the context has {core.max_model_len} tokens now (--max-model-len)"
     return ""
+
+
+def _set_of(model: str, sets: Sequence[ReplicasetRecord]) -> int:
+    """The number of the set that serves a model, as `LiveRequests` finds it."""
+    return next((number for number, each in enumerate(sets) if model in each.core.models), 0)

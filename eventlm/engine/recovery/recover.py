@@ -12,7 +12,7 @@ import structlog
 from msgspec import structs
 
 from eventlm.bus.bus import Bus
-from eventlm.bus.run_folder import LATEST_NAME, TRACE_NAME, newest_run, runs
+from eventlm.bus.run_folder import LATEST_NAME, TRACE_NAME, closed_segments, runs
 from eventlm.bus.segment_file import Extent
 from eventlm.bus.segment_reader import SegmentReader
 from eventlm.bus.spool import first_frame, has_lost, read_frames, remove_spool, spool_name
@@ -82,16 +82,18 @@ def check_spool_folder(disk: Disk, folder: Path) -> None:
 
 
 def check_readable(disk: Disk, record_folder: Path, spool_folder: Path) -> None:
-    """Check that an engine of this version can take over from the newest run of a folder. Raises EventLMError."""
-    run = newest_run(record_folder, disk)
-    if run is None:
+    """Check that an engine of this version can take over from the newest run of a folder that has a spool. Raises
+    UsageError.
+    """
+    spools = [run for run in runs(record_folder, disk) if disk.status(spool_folder / run.name) is not None]
+    if not spools:
         return
-    name = disk.resolve(run).name
+    name = spools[0].name
     try:
-        with _reading(disk, run):
-            head = decode_frame(first_frame(disk, spool_folder / name))
-        if isinstance(head, SpoolHead):
-            _check_format(head, spool_folder / name)
+        with _reading(disk, spools[0]):
+            head = first_frame(disk, spool_folder / name)
+        if head and isinstance(frame := decode_frame(head), SpoolHead):
+            _check_format(frame, spool_folder / name)
     except (TraceCorruptError, TraceVersionError, msgspec.DecodeError) as error:
         raise UsageError(
             f"this version of eventlm cannot go on with the requests of the run {name}; stop the server, which lets "
@@ -139,7 +141,8 @@ def recover(
         spool = spool_folder / folder.name
         with contextlib.ExitStack() as stack:
             try:
-                if not is_own(stack.enter_context(_reading(disk, folder)).header):
+                reader = stack.enter_context(_reading(disk, folder))
+                if not is_own(reader.header):
                     continue
                 file = disk.append(folder / TRACE_NAME)
             except BlockingIOError:
@@ -150,6 +153,9 @@ def recover(
                     log.error("a run cannot be recovered", run=folder.name, error=str(error))
                 continue
             stack.callback(file.close)
+            if not _has_begun(disk, reader, folder):
+                remove_spool(disk, spool)
+                continue
             if is_newest and disk.status(spool) is not None:
                 recovered = _try_to_recover(disk, folder, spool, file, takeover_of)
                 if recovered is not None:
@@ -160,6 +166,18 @@ def recover(
                 remove_spool(disk, spool)
             is_newest = False
     return recovered
+
+
+def _has_begun(disk: Disk, reader: SegmentReader, folder: Path) -> bool:
+    """Whether a run that was to begin with the requests of another one has them all. Later segments get their names
+    once they are complete.
+    """
+    if not reader.header.s or closed_segments(folder, disk):
+        return True
+    with contextlib.suppress(TraceCorruptError):
+        _snapshot(reader)
+        return True
+    return False
 
 
 def _remove_orphans(disk: Disk, spool_folder: Path) -> None:

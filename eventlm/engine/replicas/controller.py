@@ -72,8 +72,8 @@ class ReplicaOwner(Protocol):
         """Takes which workers are up, and what they have built."""
         ...
 
-    def room_changed(self) -> None:
-        """A replica begins or ends to wait for room."""
+    def workers_changed(self) -> None:
+        """A worker is ready or has been taken over, or a replica begins or ends to wait for room."""
         ...
 
 
@@ -149,6 +149,8 @@ class ReplicaController:
         self._task: asyncio.Task[Any] | None = None
         self._num_failures = 0
         self._beat_seconds = setups[0].heartbeat_ns / 1e9
+        #: Of the model that the present worker has loaded; None before that.
+        self._fingerprint: str | None = None
         #: Whether its launcher has no room for another worker at present.
         self.waits_for_room = False
         #: Heartbeats of the present worker while it had nothing to do; one that hangs in a step sends some as well.
@@ -162,10 +164,10 @@ class ReplicaController:
     @property
     def left(self) -> LeftProcess | None:
         """What another engine needs to take the present worker over; None if there is none, or it cannot."""
-        addresses = self._worker.addresses if self._worker is not None and self.is_up else None
-        if addresses is None:
+        addresses = self._worker.addresses if self._worker is not None and self._fingerprint is not None else None
+        if addresses is None or self._fingerprint is None:
             return None
-        return LeftProcess(self.rank_pids[0], addresses, describe(self._setups[0]))
+        return LeftProcess(self.rank_pids[0], addresses, describe(self._setups[0], self._fingerprint))
 
     async def start(
         self,
@@ -216,6 +218,8 @@ class ReplicaController:
     async def _take_over(self, rank: StartedRank, *, warm_up: bool) -> WorkerReady:
         """Go on with the worker of an engine that is gone."""
         pid = self._system.processes.pid
+        # Should this engine die now, the next one takes another epoch.
+        self._fingerprint = rank.fingerprint
         setups = [structs.replace(setup, warm_up=warm_up, engine_pid=pid) for setup in self._setups]
         return await self._spawn(setups, [rank], timeout_seconds=TAKE_OVER_SECONDS)
 
@@ -293,6 +297,8 @@ class ReplicaController:
             phases.note(StartProgress(epoch=setups[0].epoch, phase=LOADING_LIBRARIES))
         try:
             await worker.start(spawned)
+            if self._fingerprint is not None:
+                self._engine.workers_changed()
             message, rank = await worker.ready(timeout_seconds, phases.note)
         except BaseException:
             await self._discard()
@@ -300,6 +306,8 @@ class ReplicaController:
         if isinstance(message, WorkerReady):
             phases.end()
             self._num_idle_beats = 0
+            self._fingerprint = message.model_fingerprint
+            self._engine.workers_changed()
             for note in message.notes:
                 log.info(note, **self._names)
             return message
@@ -323,6 +331,7 @@ class ReplicaController:
 
     async def _discard(self) -> None:
         worker, self._worker = self._worker, None
+        self._fingerprint = None
         if worker is not None:
             await worker.kill()
 
@@ -380,7 +389,7 @@ class ReplicaController:
     def _note_room(self, *, waits: bool) -> None:
         if waits != self.waits_for_room:
             self.waits_for_room = waits
-            self._engine.room_changed()
+            self._engine.workers_changed()
 
     def _take(self, rank: int, message: FromWorker) -> Loss | None:
         """One message of a rank; how the rank is lost by it, if it is."""

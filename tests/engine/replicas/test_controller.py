@@ -275,7 +275,7 @@ class NoEngine:
     def complete(self, replica: int, result: StepResult) -> None:
         raise AssertionError
 
-    def room_changed(self) -> None:
+    def workers_changed(self) -> None:
         pass
 
 
@@ -315,14 +315,15 @@ async def test_one_that_waits_for_room_uses_up_no_restarts(monkeypatch: pytest.M
     engine, launcher = NoEngine(), FullLauncher(times=50)
     config = WorkerConfig(max_restarts=3)
     replica = ReplicaController(real_system(), [setup], config, engine, given_up.set_result, launcher)
-    monkeypatch.setattr(engine, "room_changed", lambda: waiting.append(replica.waits_for_room))
+    monkeypatch.setattr(engine, "workers_changed", lambda: waiting.append(replica.waits_for_room))
     await replica.start(warm_up=False)
     replica.run(fake_setup().core)
     await asyncio.wait_for(given_up, PATIENCE_SECONDS)
     await replica.stop()
     assert len(launcher.starts) == 1 + 50 + 3
     assert launcher.given_up == [0]
-    assert waiting == [True, False]
+    # It is told of the first worker, too.
+    assert waiting == [False, True, False]
     # However often it is tried, it is logged once.
     errors = [call.kwargs["error"] for call in log.calls if call.args == ("worker did not start",)]
     assert errors == ["no room"] + ["no such host"] * 3
