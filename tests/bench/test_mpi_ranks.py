@@ -141,10 +141,10 @@ def _no_memory_left() -> Iterator[None]:
 
 
 @needs_mpi
-async def test_four_ranks_do_what_one_does(tmp_path: Path) -> None:
+async def test_three_ranks_do_what_one_does(tmp_path: Path) -> None:
     """The server sees all places taken, each request once; and the figures are those of all records."""
     bodies, summaries = [], []
-    for ranks, inflight in ((1, 10), (4, 3)):
+    for ranks, inflight in ((1, 10), (3, 4)):
         server, folder = GateServer(ranks * inflight), tmp_path / str(ranks)
         async with scripted_server(server.handle) as url:
             flags = ("--url", url, "--inflight", str(inflight), "--num-prompts", "60", *FLAGS, "--output", str(folder))
@@ -165,10 +165,10 @@ async def test_four_ranks_do_what_one_does(tmp_path: Path) -> None:
         bodies.append(sorted(json.dumps(body) for body in server.bodies))
         summaries.append(summary["statistics"])
     assert bodies[0] == bodies[1]
-    one, four = summaries
+    one, three = summaries
     for name in ("num_requests", "num_success", "errors", "prompt_tokens", "output_tokens"):
-        assert one[name] == four[name]
-    assert (four["num_success"], four["output_tokens"]) == (60, 60)
+        assert one[name] == three[name]
+    assert (three["num_success"], three["output_tokens"]) == (60, 60)
 
 
 @needs_mpi
@@ -178,10 +178,10 @@ async def test_failures_and_retries_of_all_ranks_add_up(tmp_path: Path) -> None:
     async with scripted_server(server.handle) as url:
         load = ("--request-rate", "300", "--num-prompts", "120", "--retries", "1", "--retry-backoff-ms", "5")
         flags = ("--url", url, *load, *FLAGS, "--output", "out", "--seed", "3")
-        run = await mpiexec(*ranks_of(4, *flags), cwd=tmp_path)
+        run = await mpiexec(*ranks_of(2, *flags), cwd=tmp_path)
     statistics = run.summary["statistics"]
     lines = lines_of(tmp_path / "out")
-    assert all(line["rank"] == line["index"] % 4 for line in lines)
+    assert all(line["rank"] == line["index"] % 2 for line in lines)
     assert statistics["num_requests"] == 120
     assert statistics["num_success"] == server.replies[200]
     failed = Counter(statistics["retries"]) + Counter(statistics["errors"])
@@ -218,8 +218,8 @@ async def test_a_signal_ends_all_ranks_with_a_report(tmp_path: Path) -> None:
         return signal.SIGINT
 
     async with scripted_server(server.handle) as url:
-        flags = ("--url", url, "--inflight", "2", "--duration", "600", *FLAGS)
-        run = await mpiexec(*ranks_of(3, *flags), cwd=tmp_path, during=when_busy())
+        flags = ("--url", url, "--inflight", "3", "--duration", "600", *FLAGS)
+        run = await mpiexec(*ranks_of(2, *flags), cwd=tmp_path, during=when_busy())
     assert run.code == 130, run.err
     # The launcher has something to say before.
     summary = json.loads(run.out.splitlines()[-1])

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.worker_kills import run
 
-NUM_KILLS = 25
+NUM_KILLS = 10
 NUM_SOAKED_KILLS = 1000
 
 

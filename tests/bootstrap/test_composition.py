@@ -16,7 +16,9 @@ from eventlm.engine.backends.setup import FoundBackend
 from eventlm.engine.setup import worker_setups
 from eventlm.errors import CheckpointError, UsageError
 from eventlm.kernels.cpu import native
+from eventlm.models import transformers_model
 from eventlm.models.transformers_model import AttentionCall, TransformersModel
+from eventlm.models.transformers_probe import probe_model
 from tests.bootstrap.fake_nvml import GIB, H100, gpu, install
 from tests.checkpoints import edit_json, make_checkpoint
 from tests.engine.backends.fake_backend import FakeBackends
@@ -176,6 +178,8 @@ def compilable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_threads_that_are_not_pinned(
     options: dict[str, object], said: str, compilable: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Without a child, which would import transformers once more.
+    monkeypatch.setattr(transformers_model, "_read", lambda folder, _: probe_model(folder))
     monkeypatch.setattr("eventlm.bootstrap.num_workers.usable_cores", lambda: 8)
     monkeypatch.setattr("eventlm.engine.setup.spread_processors", lambda: [0])
     wish = {"model": str(compilable), "num_blocks": 300, "threads": 1, "pin_threads": True} | options

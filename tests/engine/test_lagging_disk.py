@@ -97,7 +97,7 @@ class Hesitant(ThreadedRecorder):
 
 def test_with_a_lag_everybody_gets_his_own_and_the_trace_verifies(disk: SlowDisk, tmp_path: Path) -> None:
     num_missing = num_clean_ends = 0
-    for seed in range(12):
+    for seed in range(6):
         has_tokens = seed % 2 == 1
         digest_key = DIGEST_KEY if has_tokens else b""
         writer = LogWriter(
@@ -120,8 +120,8 @@ def test_with_a_lag_everybody_gets_his_own_and_the_trace_verifies(disk: SlowDisk
         if result.clean_end:
             num_clean_ends += 1
             assert writer.num_events + result.num_missing == simulation.engine_core.core.next_seq
-    assert num_missing > 1000
-    assert num_clean_ends > 5
+    assert num_missing > 500
+    assert num_clean_ends > 2
 
 
 # --- the engine

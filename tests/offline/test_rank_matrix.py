@@ -239,11 +239,7 @@ def assert_near(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "layout", "num_requests"),
-    [
-        # Others are in `test_ranks`.
-        ("convolutions", "T2", 40),
-        *(pytest.param(*case, 200, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]) for case in CASES),
-    ],
+    [pytest.param(*case, 200, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]) for case in CASES],
 )
 def test_ranks_say_what_one_worker_says(
     folders: dict[str, Path], alone: Any, tmp_path: Path, name: str, layout: str, num_requests: int

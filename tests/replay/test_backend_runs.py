@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.replay.workload_runs import in_processes
 
-NUM_RUNS = 40
+NUM_RUNS = 14
 
 
 def test_runs_of_other_servers_end_as_they_must_and_verify(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_the_file_may_go_once_it_is_loaded(tmp_path: Path, monkeypatch: pytest.M
     assert len(others) == 64
 
 
-@pytest.mark.parametrize("kernels", ["compiled", "torch"])
+@pytest.mark.parametrize("kernels", ["compiled", pytest.param("torch", marks=pytest.mark.soak)])
 def test_loading_takes_little_more_than_the_weights(tmp_path: Path, kernels: str) -> None:
     shape = Shape(1024, 3072, 8192, num_heads=16, num_kv_heads=4, head_dim=64, num_layers=8)
     folder = write_checkpoint(tmp_path, shape, max_positions=256)
@@ -202,7 +202,7 @@ def peak_of_loading(folder: Path, kernels: str) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.parametrize("kernels", ["compiled", "torch"])
+@pytest.mark.parametrize("kernels", [pytest.param("compiled", marks=pytest.mark.soak), "torch"])
 def test_shards_are_not_held_beside_the_weights(tmp_path: Path, kernels: str) -> None:
     """The largest tensor comes last, when all others have their place."""
     shape = Shape(1024, 2048, 24_576, num_heads=8, num_kv_heads=2, head_dim=64, num_layers=4, tied=True)

@@ -83,7 +83,9 @@ class Relay(Simulation):
         self.engine_core.drain = relay  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(("every", "num_workloads"), [(1, 6), (7, 24)])
+@pytest.mark.parametrize(
+    ("every", "num_workloads"), [(1, 3), (7, 9), *(pytest.param(every, 24, marks=pytest.mark.soak) for every in (1, 7))]
+)
 def test_a_run_goes_on_from_its_snapshots_as_if_nothing_had_been(every: int, num_workloads: int) -> None:
     num_replaced = 0
     for seed in range(num_workloads):

@@ -117,7 +117,7 @@ def test_what_cannot_be_served_is_told(fields: dict[str, Any], message: str, tmp
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("quantization", ["none", "int4"])
+@pytest.mark.parametrize("quantization", [pytest.param("none", marks=pytest.mark.soak), "int4"])
 def test_hits_and_preemptions_change_no_token(quantization: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     vocabularies = dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCAB_SIZE)

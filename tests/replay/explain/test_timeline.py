@@ -34,7 +34,7 @@ from eventlm.system.system import real_system
 from tests.core.rig import Rig
 from tests.simulation import Simulation
 
-NUM_WORKLOADS = 40
+NUM_WORKLOADS = 28
 #: Each cause is tried at most so often in a workload.
 MOST = 8
 PLENTY = 10_000

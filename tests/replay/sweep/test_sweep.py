@@ -145,14 +145,14 @@ def test_a_workload_that_changes_under_way_is_an_error(workload: str, tmp_path: 
 
 
 def test_the_capacity_is_refined_for_each_configuration(workload: str, tmp_path: Path) -> None:
-    plan = make_plan(workload, num_refinements=3)
+    plan = make_plan(workload, num_refinements=2)
     result = sweep(plan, tmp_path)
     for each in result.configurations:
         assert each.capacity is not None
         assert each.capacity.load_ppm is not None
         assert each.capacity.first_miss_ppm is not None
-        assert len(each.summaries) == 5
-        assert each.capacity.first_miss_ppm - each.capacity.load_ppm == 3_500_000 // 8
+        assert len(each.summaries) == 4
+        assert each.capacity.first_miss_ppm - each.capacity.load_ppm == 3_500_000 // 4
         loads = sorted(each.kept)
         index = loads.index(each.capacity.load_ppm)
         assert loads[index + 1] == each.capacity.first_miss_ppm

@@ -83,9 +83,9 @@ def test_it_agrees_with_explain_at_every_drain_of_the_golden_traces() -> None:
 
 def test_it_agrees_with_explain_on_other_servers(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
-    for seed in (0, 3, 9, 18):
+    for seed in (0, 3, 18):
         path = record_backends(tmp_path, seed)
-        with positions(path, every=3) as at:
+        with positions(path, every=7) as at:
             check_agreement(path, at, counts)
     assert counts["in a step"] > 100
     assert all(counts[cause] for cause in ("backend_limit", "backend", "backoff")), counts

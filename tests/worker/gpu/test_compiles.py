@@ -16,10 +16,15 @@ pytestmark = pytest.mark.timeout(1500)
 
 EXPECTED = {"_decode_attention", "_prefill_attention", "_draw_rows", "_mask_limits", "_matmul_kernel"}
 OF_PLAIN_MODELS = {"_qkv_store_kernel", "_add_rms_norm_kernel", "_gate_kernel"}
+#: With another capability everything is compiled in `tests.kernels.gpu.test_compiles` too.
+AT_ONCE = (1, 3)
 OF_GPT_OSS = {"_store_heads_kernel", "_packed_matmul_kernel"}
 
 
-@pytest.mark.parametrize(("write", "capability", "kv_cache_dtype"), WORKERS)
+@pytest.mark.parametrize(
+    ("write", "capability", "kv_cache_dtype"),
+    [pytest.param(*each, marks=[] if number in AT_ONCE else pytest.mark.soak) for number, each in enumerate(WORKERS)],
+)
 def test_everything_that_a_worker_launches_compiles(
     write: Callable[[Path], object], capability: int, kv_cache_dtype: str
 ) -> None:

@@ -19,7 +19,7 @@ from tests.engine.engines import Reader, recorded, verified
 from tests.worker.gpu.driven import Asked, Driven, small_checkpoint
 from tests.worker.reference import make_runner
 
-NUM_TOKENS = 20
+NUM_TOKENS = 10
 PROMPTS = [[5, 6, 7], [300, 200, 100, 50, 25]]
 PARAMS = [
     SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=7, ignore_eos=True),

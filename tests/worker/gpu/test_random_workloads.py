@@ -18,7 +18,7 @@ from tests.worker.gpu.driven import BUCKETS, Asked, Driven, gpu_runner, small_ch
 from tests.worker.reference import make_runner
 
 #: A few more can be asked for by hand.
-NUM_SEEDS = int(os.environ.get("EVENTLM_GPU_WORKLOADS", "6"))
+NUM_SEEDS = int(os.environ.get("EVENTLM_GPU_WORKLOADS", "4"))
 BLOCK_SIZE = 4
 MAX_PROMPT, MAX_TOKENS = 24, 10
 

@@ -55,7 +55,9 @@ def expected(folders: dict[str, Path]) -> dict[str, list[StepOutput]]:
     return {name: talk(gpu_runner(folder, **FIELDS)) for name, folder in folders.items()}
 
 
-@pytest.mark.parametrize(("name", "layout"), [("llama", T2), ("qwen3", S2), ("qwen3", BOTH)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "layout"), [("llama", T2), pytest.param("qwen3", S2, marks=pytest.mark.soak), ("qwen3", BOTH)], ids=str
+)
 def test_ranks_compute_what_one_worker_does(
     folders: dict[str, Path], expected: dict[str, list[StepOutput]], name: str, layout: Layout, tmp_path: Path
 ) -> None:
