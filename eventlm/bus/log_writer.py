@@ -376,8 +376,10 @@ class LogWriter:
         for side in self._side_files:
             side.go_on()
         if problem and self._on_problem is not None:
-            missing = f"events {first_missing_s} to {file.first_s - 1}"
-            self._on_problem(f"the trace {self.path} is written again; {missing} are not in it: {problem}")
+            missing = f"events {first_missing_s} to {file.first_s - 1} are not in it: {problem}"
+            if file.first_s == first_missing_s:
+                missing = "no event was lost"
+            self._on_problem(f"the trace {self.path} is written again; {missing}")
         self._prune()
         try:
             self._sync_names()

@@ -409,7 +409,7 @@ class EngineCore:
     def _start_segment(self, recorder: Recorder) -> None:
         """Go on in a new segment, which can be read without those before it. Clients need not wait for it."""
         gap = None
-        if recorder.problem:
+        if recorder.problem and recorder.writer.next_s < self.core.next_seq:
             gap = Gap(first=recorder.writer.next_s, last=self.core.next_seq - 1, reason=recorder.problem)
         events: list[Event] = []
         lines = self._first_lines(recorder.previous_h, gap, events)

@@ -419,6 +419,7 @@ class InferenceEngine:
         # Before the next spool begins with what is kept of replies that are over.
         self._damaged = found.damaged | self.registry.forget_damaged(found.damaged)
         self._replicas.go_on(self.setups, found.epochs)
+        self._backends.go_on(found.epochs)
 
     @property
     def _left(self) -> DeadRun | None:

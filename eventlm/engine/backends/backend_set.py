@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import structlog
@@ -120,6 +120,12 @@ class BackendSet:
             num_failures=controller.num_failures,
             problem=controller.problem,
         )
+
+    def go_on(self, epochs: Sequence[int]) -> None:
+        """The backends are to go on with a run. epochs: of each replica's next backend."""
+        self._epochs = {index: epochs[index] - 1 for index in self._free}
+        for each in self._controllers.values():
+            each.epoch = epochs[each.index] - 1
 
     async def start(self) -> None:
         """Ask all of them. Those that do not answer are down and asked again while the engine runs."""

@@ -37,6 +37,11 @@ class HttpForwarder:
         """Whether any backend takes requests."""
         return any(each.is_up for each in self.sets.values())
 
+    def go_on(self, epochs: Sequence[int]) -> None:
+        """As BackendSet.go_on."""
+        for each in self.sets.values():
+            each.go_on(epochs)
+
     async def start(self) -> None:
         """Ask all backends what they are."""
         await asyncio.gather(*(each.start() for each in self.sets.values()))

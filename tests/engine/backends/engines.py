@@ -31,6 +31,7 @@ QUICK = {"backend": ["http://a:1"], "retry_backoff_ms": 1, "probe_interval_ms": 
 async def running_backends(
     *names: str,
     record: Path | None = None,
+    recover: Path | None = None,
     limit: int = 0,
     models: Sequence[str] = (),
     scheduler: dict[str, Any] | None = None,
@@ -41,7 +42,7 @@ async def running_backends(
     config = Config(
         gateway=GatewayConfig(**(QUICK | gateway)),
         scheduler=SchedulerConfig(**(scheduler or {})),
-        record=RecordConfig(record=str(record) if record is not None else "", validate_every=1),
+        record=RecordConfig(record=str(record or ""), recover=str(recover or ""), validate_every=1),
     )
     specs = [BackendSpec(url=f"http://{name}", max_concurrency=limit) for name in names or ("a:1",)]
     setup = make_backends_setup(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from eventlm.bus.log_reader import LogReader
 from eventlm.engine.backend import AnswerUsage, BackendError, BackendLoad
 from eventlm.engine.request import RequestFieldError
 from eventlm.events import (
@@ -46,6 +47,21 @@ async def test_every_choice_is_a_request_of_its_own_with_its_own_seed(tmp_path: 
     events = recorded(engine)
     assert [event.reason for event in events if isinstance(event, ForwardEnded)] == ["stop"] * 3
     assert all(backend.is_closed for backend in backends.by_name.values())
+
+
+async def test_an_engine_that_goes_on_with_a_run_has_its_backends(tmp_path: Path) -> None:
+    folders = {"record": tmp_path / "runs", "recover": tmp_path / "spool"}
+    async with running_backends("a:1", **folders) as (first, _):
+        await ask(first, forwarded_request())
+        # It leaves everything as it is, as a killed process would.
+        first._broken, first.state = True, "dead"
+    async with running_backends("a:1", **folders) as (second, _):
+        assert (await ask(second, forwarded_request())).texts == [WHOLE]
+    assert second.run_folder == first.run_folder
+    assert second.run_folder is not None
+    with LogReader(second.run_folder) as reader:
+        epochs = [event.epoch for line in reader if isinstance(event := line.event(), BackendUp)]
+    assert epochs[0] < epochs[1]
 
 
 async def test_what_fails_before_any_text_is_tried_elsewhere(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from eventlm.bus.recorder import ThreadedRecorder
 from eventlm.bus.run_folder import TRACE_NAME
 from eventlm.bus.segment_reader import SegmentReader
 from eventlm.bus.spool import read_frames, spool_name
+from eventlm.engine.admin import Resume
 from eventlm.engine.recovery.dead_run import RecoveredRun
 from eventlm.engine.recovery.recover import MAX_ATTEMPTS, spool_folder
 from eventlm.engine.request import FinishedOutput, RequestOutput
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Effects of a disk that fails.
 _FAILURES = ("error of ", "full", "no room", "read-only", "no links", "refused")
+#: When an operator lets a server go on that was paused when the one before died.
+_RESUME_NS = 20_000_000_000
 _decode_output = msgspec.msgpack.Decoder(tuple[int, RequestOutput]).decode
 
 
@@ -94,6 +97,9 @@ class Recoveries:
     def is_ready(self, server: WorldServer) -> bool:
         """A server is ready. Whether it has gone on with all of the one before."""
         owed, self._owed, self._num_vain = self._owed, None, 0
+        if server.engine is not None and server.engine.paused:
+            # The operator's call may have come while there was no server.
+            self._run.world.after(_RESUME_NS, lambda: self._run.administer(Resume()))
         recovered = None if server.engine is None else server.engine._recovered
         if recovered is not None:
             self._run.world.faults["recovered"] += 1
