@@ -144,6 +144,7 @@ class Lives:
         for process in self._on_host():
             process.end(-SIGKILL)
         world.boot_ns = world.now_ns
+        world.num_boots += 1
         world.pipes.clear()
         world.folders.clear()
         if self.recoveries.rebooted():

@@ -246,6 +246,10 @@ class Logs:
         self._num_changes_saved = self._disk.num_changes
         self._read()
         self._disk.write_back()
+        if self._run.world.faults["error of sync"]:
+            # Pages whose sync has failed count as clean, and never reach the medium.
+            self._num_saved.clear()
+            return
         # Everything in older logs was saved before.
         for server in self._run.servers:
             if server.run_folder is not None:

@@ -103,7 +103,9 @@ def events_left(disk: WorldDisk, run_folder: Path) -> set[int]:
     with contextlib.suppress(FileNotFoundError):
         for path in (run_folder / TRACE_NAME, *(segment.path for segment in closed_segments(run_folder, reader))):
             with contextlib.suppress(EventLMError), SegmentReader(path, disk=reader) as segment:
-                found |= {line.s for line in segment}
+                # One by one: those before a damaged line count.
+                for line in segment:
+                    found.add(line.s)
     return found
 
 

@@ -51,7 +51,8 @@ def _check_end(client: Client, ended: Reply, checks: Checks) -> None:
     checks.check("answered", bool(ended.status) or _may_fail(client, ended), f"{where}: DELETE: {ended.error!r}")
     if ended.is_whole:
         checks.check("replies can be ended", ended.status in (200, 404, 503), f"{where}: {ended.status}")
-    if ended.is_whole and ended.status == 200 and not client.reply.was_cut and not client.reply.was_orphaned:
+    is_there = not (client.reply.was_cut or client.reply.was_orphaned or client.has_left)
+    if ended.is_whole and ended.status == 200 and is_there:
         # A client that reconnects after that finds no reply.
         is_told = client.is_served or client.reply.status == 404
         checks.check("readers of a deleted reply reach an end", is_told, f"{where} {bytes(client.reply.body)!r}")

@@ -51,7 +51,7 @@ class WorldClock:
 
     def boot_id(self) -> str:
         """As Clock.boot_id."""
-        return f"boot at {self._world.boot_ns}"
+        return f"boot {self._world.num_boots}"
 
 
 class WorldThreads:

@@ -91,6 +91,7 @@ class World:
         self.deaths = deaths or {}
         self.now_ns = _BEGIN_NS
         self.boot_ns = 0
+        self.num_boots = 1
         self.wall_offset_ns = _UNIX_NS
         self.faults: Counter[str] = Counter()
         #: The current settings; may be changed at any time.
