@@ -108,6 +108,16 @@ def test_deadlines_run_on() -> None:
     assert [*other.state.requests] == [early]
 
 
+def test_the_earliest_of_many_deadlines_comes_first() -> None:
+    rig = Rig(up=False)
+    milliseconds = (10, 60, 20, 70, 80, 30, 40)
+    seqs = {each: rig.arrive(4, 4, deadline_ns=each * MILLISECOND, drop_if_late=True) for each in milliseconds}
+    for ended in (20, 10):
+        rig.feed(Cancelled(request=seqs[ended]))
+    other = carried(rig, Rig(up=False))
+    assert other.core.next_timer_ns == min(due_ns for due_ns, _ in other.state.timers)
+
+
 def test_a_pause_stays() -> None:
     rig = busy_rig()
     rig.state.paused = True

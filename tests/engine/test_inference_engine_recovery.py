@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriteError
-from eventlm.bus.run_folder import LATEST_NAME
+from eventlm.bus.run_folder import LATEST_NAME, TRACE_NAME
 from eventlm.bus.segment_file import SegmentFile
 from eventlm.bus.spool import SpoolWriter, read_frames
 from eventlm.bus.token_log_check import check_token_logs
@@ -343,6 +343,52 @@ async def test_an_engine_with_other_plugins_cannot_follow_the_log_of_one_that_di
     assert second.run_folder is not None
     assert [path.name for path in (folder / "spool").iterdir()] == [second.run_folder.name]
     await second.stop()
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+async def test_an_engine_that_dies_while_it_carries_requests_loses_none(
+    folder: Path, is_torn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await start(folder)
+    await submit(first, "r", is_resumable=True)
+    await die(first)
+
+    def fail(engine: InferenceEngine, found: object) -> None:
+        engine._require_engine_core().close()
+        raise EngineUnavailableError("as planned")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(InferenceEngine, "_take_over", fail)
+        with pytest.raises(EngineUnavailableError):
+            await start(folder, max_num_seqs=2)
+    second = (folder / "runs" / LATEST_NAME).resolve()
+    assert second != first.run_folder
+    if is_torn:
+        trace = second / TRACE_NAME
+        content = trace.read_bytes()
+        trace.write_bytes(content[: content.index(b"\n") + 100])
+    third = await start(folder, max_num_seqs=2)
+    assert (third.run_folder == second) != is_torn
+    after = Reader()
+    await third.resume("r", "o", after)
+    await until(lambda: after.reason)
+    assert after.tokens == EXPECTED
+    await third.stop()
+
+
+async def test_requests_that_cannot_be_carried_are_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = await start(folder)
+    await submit(first, "r", is_resumable=True)
+    await die(first)
+    with monkeypatch.context() as patched:
+        patched.setattr("eventlm.engine.recovery.carrying_over.carry", Mock(side_effect=InvariantError("as planned")))
+        for _ in range(MAX_ATTEMPTS):
+            with pytest.raises(InvariantError):
+                await start(folder, max_num_seqs=2)
+        engine = await start(folder, max_num_seqs=2)
+    with pytest.raises(UnknownReplyError):
+        await engine.resume("r", "o", Reader())
+    await engine.stop()
 
 
 async def test_a_run_before_is_kept_until_the_one_that_carries_its_requests_has_begun(
