@@ -130,6 +130,8 @@ class InferenceEngine:
         self.follows_ns = 0
         #: Its workers, if they outlive it.
         self.left_workers: Sequence[LeftProcess] = ()
+        #: Called when `lasting_workers` may have changed.
+        self.on_left: Callable[[], None] = lambda: None
         #: Its requests of which something is lost, with all others of their replies.
         self._damaged: set[int] = set()
         #: Whether edges of such a run may have lived on and come back; then `edges_have_left` must be called.
@@ -252,9 +254,13 @@ class InferenceEngine:
         """Replicas that wait until their launcher has room for a worker."""
         return self._replicas.num_waiting_for_room
 
-    def workers_changed(self) -> None:
-        """As ReplicaOwner.workers_changed."""
+    def room_changed(self) -> None:
+        """As ReplicaOwner.room_changed."""
         self._tell_state()
+
+    def left_changed(self) -> None:
+        """As ReplicaOwner.left_changed."""
+        self.on_left()
 
     @property
     def origin_ns(self) -> int:

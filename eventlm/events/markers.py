@@ -13,9 +13,9 @@ from eventlm.events.base import Marker
 from eventlm.types import PluginKind
 
 FORMAT_VERSION = 1
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 #: Until the first release a change of behaviour bumps this number, and older traces are refused.
-BEHAVIOUR_VERSION = 8
+BEHAVIOUR_VERSION = 9
 
 Text = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
 #: Names the folder that a run is recorded in.

@@ -131,6 +131,7 @@ class KeptEngine:
                 take_over = await self._take_over
                 server = self._server = await compose_server(self._system, beginning, binds=False)
                 server.engine.on_state.append(self._note_state)
+                server.engine.on_left = self._note_workers
                 server.engine.on_restart = self._restart
                 if take_over.follows:
                     server.engine.follows = take_over.follows
@@ -163,12 +164,16 @@ class KeptEngine:
     def _note_state(self) -> None:
         """An engine that cannot go on makes room for the next one, which can."""
         assert self._server is not None
+        if self._server.engine.state == "dead" and self._is_serving and not self._stop.is_set():
+            asyncio.get_running_loop().call_soon(self._system.processes.exit, ExitCode.FAILED)
+
+    def _note_workers(self) -> None:
+        """Tell the keeper what the next engine could take over."""
+        assert self._server is not None
         workers = self._server.engine.lasting_workers
         if workers != self._workers:
             self._workers = workers
             self._send(EngineWorkers(workers))
-        if self._server.engine.state == "dead" and self._is_serving and not self._stop.is_set():
-            asyncio.get_running_loop().call_soon(self._system.processes.exit, ExitCode.FAILED)
 
     async def _restart(self) -> None:
         """Ask the keeper for an engine that can take over. Raises RestartError if there is none."""

@@ -58,9 +58,9 @@ def _obstacle(kept: KeptRequest, carried: CarriedRequests, header: Header, setup
     if kept.seq in carried.damaged:
         return "another request of its reply was damaged"
     before, number = _set_of(model, carried.header.sets), _set_of(model, header.sets)
-    fingerprint = header.sets[number].model_fingerprint
+    is_served = model in header.sets[number].core.models or not before
     # The first set also serves what has a name that it no longer has.
-    if (before and not number) or carried.header.sets[before].model_fingerprint != fingerprint:
+    if not is_served or carried.header.sets[before].model_fingerprint != header.sets[number].model_fingerprint:
         return f"the model {model!r} is no longer served"
     core = setups[number].core
     if (request.forwarded is None) != (core.forwards is UNSET):

@@ -72,8 +72,12 @@ class ReplicaOwner(Protocol):
         """Takes which workers are up, and what they have built."""
         ...
 
-    def workers_changed(self) -> None:
-        """A worker is ready or has been taken over, or a replica begins or ends to wait for room."""
+    def room_changed(self) -> None:
+        """A replica begins or ends to wait for room."""
+        ...
+
+    def left_changed(self) -> None:
+        """What another engine could take over from this one has changed."""
         ...
 
 
@@ -298,7 +302,7 @@ class ReplicaController:
         try:
             await worker.start(spawned)
             if self._fingerprint is not None:
-                self._engine.workers_changed()
+                self._engine.left_changed()
             message, rank = await worker.ready(timeout_seconds, phases.note)
         except BaseException:
             await self._discard()
@@ -307,7 +311,7 @@ class ReplicaController:
             phases.end()
             self._num_idle_beats = 0
             self._fingerprint = message.model_fingerprint
-            self._engine.workers_changed()
+            self._engine.left_changed()
             for note in message.notes:
                 log.info(note, **self._names)
             return message
@@ -332,6 +336,7 @@ class ReplicaController:
     async def _discard(self) -> None:
         worker, self._worker = self._worker, None
         self._fingerprint = None
+        self._engine.left_changed()
         if worker is not None:
             await worker.kill()
 
@@ -389,7 +394,7 @@ class ReplicaController:
     def _note_room(self, *, waits: bool) -> None:
         if waits != self.waits_for_room:
             self.waits_for_room = waits
-            self._engine.workers_changed()
+            self._engine.room_changed()
 
     def _take(self, rank: int, message: FromWorker) -> Loss | None:
         """One message of a rank; how the rank is lost by it, if it is."""

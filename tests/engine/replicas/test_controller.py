@@ -275,7 +275,10 @@ class NoEngine:
     def complete(self, replica: int, result: StepResult) -> None:
         raise AssertionError
 
-    def workers_changed(self) -> None:
+    def room_changed(self) -> None:
+        pass
+
+    def left_changed(self) -> None:
         pass
 
 
@@ -315,15 +318,14 @@ async def test_one_that_waits_for_room_uses_up_no_restarts(monkeypatch: pytest.M
     engine, launcher = NoEngine(), FullLauncher(times=50)
     config = WorkerConfig(max_restarts=3)
     replica = ReplicaController(real_system(), [setup], config, engine, given_up.set_result, launcher)
-    monkeypatch.setattr(engine, "workers_changed", lambda: waiting.append(replica.waits_for_room))
+    monkeypatch.setattr(engine, "room_changed", lambda: waiting.append(replica.waits_for_room))
     await replica.start(warm_up=False)
     replica.run(fake_setup().core)
     await asyncio.wait_for(given_up, PATIENCE_SECONDS)
     await replica.stop()
     assert len(launcher.starts) == 1 + 50 + 3
     assert launcher.given_up == [0]
-    # It is told of the first worker, too.
-    assert waiting == [False, True, False]
+    assert waiting == [True, False]
     # However often it is tried, it is logged once.
     errors = [call.kwargs["error"] for call in log.calls if call.args == ("worker did not start",)]
     assert errors == ["no room"] + ["no such host"] * 3
