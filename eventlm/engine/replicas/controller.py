@@ -234,6 +234,7 @@ class ReplicaController:
     def run(self, core: CoreConfig) -> None:
         """The run has begun, within these limits: begin to listen to the first worker."""
         self._change_setups(num_blocks=core.num_blocks, max_model_len=core.max_model_len)
+        self._engine.left_changed()
         self._put_up()
         self._task = asyncio.create_task(self._supervise(), name=f"replica {self.index}")
 
