@@ -90,10 +90,6 @@ def _from_the_start() -> contextlib.AbstractContextManager[Any]:
     return patch.object(resumption, "_position", lambda request: StreamPosition())
 
 
-def _untold_loss() -> contextlib.AbstractContextManager[Any]:
-    return patch.object(RequestRegistry, "rewind", lambda self: None)
-
-
 _LOST = ("nothing written is cut off", "replies are restored", "what was acknowledged outlives its engine")
 IN_RECOVERY = {
     "log before spool": Planted(
@@ -134,14 +130,8 @@ IN_RECOVERY = {
     ),
     "stream from its start": Planted(
         "A client that resumes a stream gets all of it again.",
-        ("texts are the reference's", "cut texts begin the reference's"),
+        ("nothing shown that the log lacks", "cut texts begin the reference's"),
         _from_the_start,
-        draw_recovering_plan,
-    ),
-    "loss not told": Planted(
-        "Event ids have no number after a loss.",
-        ("texts are the reference's", "cut texts begin the reference's"),
-        _untold_loss,
         draw_recovering_plan,
     ),
     "lost idempotency key": Planted(

@@ -70,6 +70,8 @@ class Recoveries:
         self._recover = run.config.record.recover
         self._reader = run.world.disk.of("reader")
         self._owed: _Owed | None = None
+        #: Deleted replies that may come back, because something was lost since.
+        self._forgiven: set[str] = set()
         #: How many servers in a row have ended before they were ready.
         self._num_vain = 0
 
@@ -105,6 +107,8 @@ class Recoveries:
             self._run.world.faults["recovered"] += 1
             self._run.logs.go_on(recovered.header.run, first_new_s(recovered))
         if owed is None or owed.num_failures != self._num_failures:
+            # The spool may not know of them.
+            self._forgiven |= self._deleted
             return False
         goes_on = recovered is not None and recovered.header.run == owed.run
         self._checks.check("the next engine goes on", goes_on, f"{server.process.name} not with {owed.run}")
@@ -113,6 +117,11 @@ class Recoveries:
         if owed.remains is not None:
             self._check_restored(recovered, owed.remains)
         return True
+
+    @property
+    def _deleted(self) -> set[str]:
+        """The replies whose clients had them deleted."""
+        return {client.deleted_id for client in self._run.clients if client.deleted_id}
 
     @property
     def _num_failures(self) -> int:
@@ -155,7 +164,7 @@ class Recoveries:
         lost = [each for each in remains.replies if each.live or each.outputs is not None]
         lost = [each for each in lost if _without_rows(each) not in restored]
         checks.check("replies are restored", not lost, f"{run}: {lost[:1]}, {restored}")
-        deleted = {client.deleted_id for client in self._run.clients if client.deleted_id}
+        deleted = self._deleted - self._forgiven
         kept = {each.submission.reply_id for each in replies if each.submission and each.outputs is not None}
         checks.check("deleted replies do not come back", not deleted & kept, f"{run}: {sorted(deleted & kept)}")
 
