@@ -17,6 +17,7 @@ _SOON = (
     "leaked file",
     "resubmission run twice",
     "spool never emptied",
+    "stream from its start",
 )
 
 
