@@ -8,6 +8,8 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 NANOSECONDS_PER_MILLISECOND = 1_000_000
+#: Why an engine has ended that handed over to the next one, as the log has it.
+RESTART = "restart"
 NANOSECONDS_PER_SECOND = 1_000_000_000
 
 #: Called now and then, on long work, with how much of it is done and how much there is: bytes of a file, or a count.

@@ -15,7 +15,7 @@ from eventlm.core.state.core_state import CoreState, Recoveries
 from eventlm.core.state.sequence import Sequence, State
 from eventlm.core.worker_facts import lose
 from eventlm.events import Recovered
-from eventlm.events.facts import RESTART
+from eventlm.types import RESTART
 
 #: A sequence ends with the last of so many recoveries in a row without a token.
 MOST_RECOVERIES = 3

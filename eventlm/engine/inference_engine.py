@@ -443,7 +443,7 @@ class InferenceEngine:
 
     def _take_over(self, found: DeadRun) -> None:
         """Let the requests of a run go on whose clients can come back for them."""
-        # Without a keeper nobody knows more than when it wrote its last event.
+        # Without a keeper, the time of its last event is the best that is known.
         ended_ns = max(self.follows_ns - self.origin_ns, found.now_ns)
         down_ns = max(self.now_ns() - ended_ns, 0)
         reason = self.follows or found.reason(self._system.clock)

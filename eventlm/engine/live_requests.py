@@ -588,7 +588,7 @@ def make_live(
 
 
 def ignore_output(output: RequestOutput | EventLMError) -> None:
-    """The sink of a request that has failed, or that nobody can ask for any more."""
+    """The sink of a request that has failed or that no client can read."""
 
 
 def _rows(launched: Launched) -> list[SequenceId]:

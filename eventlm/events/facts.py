@@ -116,17 +116,13 @@ class Desynced(Fact, frozen=True, kw_only=True, tag="desync"):
     rank: int = -1
 
 
-#: Of `Recovered`: an operator has had the engine replaced.
-RESTART = "restart"
-
-
 class Recovered(Fact, frozen=True, kw_only=True, tag="recovered"):
     """Another engine goes on with the run of one that died or handed over. All workers are lost with their caches and
     steps, and all requests to other servers; no sequence is to blame.
 
-    reason: why the engine before it ended, as far as that is known, such as `killed` or `reboot`; RESTART if it handed
-    over. down_ns: for how long there was none, until this fact. run: at the beginning of a run, the one before, whose
-    requests go on in this one under other limits or plug-ins, or in another version; empty within a run.
+    reason: why the engine before it ended, as far as that is known, such as `killed` or `reboot`; `restart` if it
+    handed over. down_ns: for how long there was none, until this fact. run: at the beginning of a run, the one before,
+    whose requests go on in this one under other limits or plug-ins, or in another version; empty within a run.
     """
 
     reason: str = ""

@@ -30,7 +30,7 @@ from eventlm.system.left_process import LeftProcess, remove_pipe
 from eventlm.system.listening_sockets import bind_sockets
 from eventlm.system.passed_sockets import PassedSockets
 from eventlm.system.system import System
-from eventlm.types import NANOSECONDS_PER_SECOND
+from eventlm.types import NANOSECONDS_PER_SECOND, RESTART
 
 #: After so many deaths in so long a time the keeper gives up.
 MAX_DEATHS, DEATHS_SECONDS = 5, 600
@@ -43,8 +43,6 @@ HAND_OVER_SECONDS = 30.0
 #: How long what a dead engine has started may take to end.
 ORPHANS_SECONDS = 30.0
 
-#: Why an engine has ended that handed over, as the log has it.
-RESTARTED = "restart"
 
 log = structlog.get_logger("eventlm.keeper")
 
@@ -163,7 +161,7 @@ class Keeper:
             successor = await self._successor(engine)
             if self._stop.is_set():
                 return self._stopped(engine)
-            follows, engine = engine.ending if engine.status else RESTARTED, successor
+            follows, engine = engine.ending if engine.status else RESTART, successor
             self._engine = successor
 
     async def _serve(self, engine: EngineProcess, follows: str) -> None:

@@ -187,11 +187,13 @@ class SystemProcesses:
 
     def print_to(self, pid: int) -> None:
         """As Processes.print_to."""
-        target = os.open(os.devnull, os.O_WRONLY)
-        with contextlib.suppress(OSError):
+        try:
             target = os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND)
+        except OSError:
+            target = os.open(os.devnull, os.O_WRONLY)
         for fd in (1, 2):
             os.dup2(target, fd)
+        os.close(target)
 
     def adopt_orphans(self) -> None:
         """As Processes.adopt_orphans."""

@@ -107,7 +107,7 @@ def folder(tmp_path: Path) -> Path:
 async def test_a_reply_goes_on_in_another_engine(folder: Path, record_sync: str) -> None:
     first = await start(folder, record_sync=record_sync)
     before = await submit(first, "r", is_resumable=True)
-    await submit(first, "nobody can come back for this")
+    await submit(first, "not resumable")
     await die(first)
     second = await start(folder, record_sync=record_sync)
     assert (second.run_folder, second.origin_ns) == (first.run_folder, first.origin_ns)
@@ -270,7 +270,7 @@ async def test_requests_go_on_under_other_limits_in_a_run_of_their_own(
     over = await submit(first, "over", is_resumable=True)
     await until(lambda: over.reason)
     before = await submit(first, "r", is_resumable=True)
-    await submit(first, "nobody can come back for this")
+    await submit(first, "not resumable")
     [going_on, lost] = first._require_engine_core().live.requests
     await end(first)
     second = await start(folder, **changes)
@@ -456,7 +456,7 @@ async def test_a_recovery_that_fails_at_any_step_has_not_succeeded(
     folder: Path, kind: type[Fact], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await start(folder)
-    await submit(first, "nobody can come back for this")
+    await submit(first, "not resumable")
     await die(first)
     see_fact = EngineCore._see_fact
 

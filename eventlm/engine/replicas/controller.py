@@ -168,7 +168,7 @@ class ReplicaController:
     @property
     def left(self) -> LeftProcess | None:
         """What another engine needs to take the present worker over; None if there is none, or it cannot."""
-        addresses = self._worker.addresses if self._worker is not None and self._fingerprint is not None else None
+        addresses = self._worker.addresses if self._worker is not None else None
         if addresses is None or self._fingerprint is None:
             return None
         return LeftProcess(self.rank_pids[0], addresses, describe(self._setups[0], self._fingerprint))
